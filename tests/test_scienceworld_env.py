@@ -270,7 +270,7 @@ def test_a_world_keeps_its_own_simplifications_beside_others(env_with):
         ({"task_id": "test/boil/0"}, "train, iid, ood, heldout.*'test/boil/0'"),
         ({"task_id": "train/boil/0", "limit": 3}, "expected task_id, engine_limit, .*got \\['limit'\\]"),
         ({"task_id": "train/boil/0", "engine_limit": 0}, "engine_limit: .*got 0"),
-        ({"task_id": "train/boil/0", "simplification": "openDoors"}, "'easy'.*'openDoors'; create another suite"),
+        ({"task_id": "train/boil/0", "simplification": "openDoors"}, "'easy'.*'openDoors'; change the protocol"),
     ],
 )
 def test_reset_says_what_it_takes(env, options, message):

@@ -245,6 +245,14 @@ def test_wrong_options_are_named_on_one_line(words, says, capsys):
     assert re.search(says, line)
 
 
+def test_games_that_cannot_start_are_not_served(monkeypatch, capsys):
+    monkeypatch.setattr(TrapSuite, "make_env", Counts.make_env)
+    monkeypatch.setattr(Count, "_info", lambda self: {"admissible_actions": (), "won": False, "task": "count"})
+    assert main(["serve", "trap"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "info has no 'task_type'. Fix: add info['task_type'], a str" in err
+
+
 def test_a_bug_of_an_environment_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr(TrapSuite, "make_suite", lambda self: int("x"))
     with pytest.raises(ValueError, match="invalid literal"):

@@ -268,8 +268,12 @@ def test_reward_functions_get_what_trl_gives_them_and_none_is_left_out():
 
 
 def test_reward_functions_add_to_the_environment_s_own_reward_as_with_trl():
-    env, *_ = started(ToolSuite(Scored, reward_funcs=[lambda completions, **_: [0.25]]))
-    assert env.step(tool_call("set", score=0.5))[1] == 0.75
+    def judge(completions, **_):
+        return [0.25]
+
+    for given in ([judge], judge):
+        env, *_ = started(ToolSuite(Scored, reward_funcs=given))
+        assert env.step(tool_call("set", score=0.5))[1] == 0.75
 
 
 # ------------------------------------------------------------------------------------------------- what may go wrong
@@ -379,6 +383,12 @@ class Startless:
 def test_a_factory_that_cannot_work_is_refused(factory, says):
     with pytest.raises(EnvError, match=says):
         ToolSuite(factory)
+
+
+@pytest.mark.parametrize("given", ["org/reward-model", ["org/reward-model"]])
+def test_a_reward_model_is_refused(given):
+    with pytest.raises(EnvError, match="reward_funcs: expected functions, .*got 'org/reward-model'"):
+        ToolSuite(Scored, reward_funcs=given)
 
 
 @pytest.mark.parametrize(

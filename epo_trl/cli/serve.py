@@ -6,13 +6,14 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 from epo_trl.bounds import Count, Positive, Range, check_bounds, option
 from epo_trl.cli.base import did_you_mean, fail, say
 from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.checker.results import checked_reset
 from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
 from epo_trl.errors import InputError
 
@@ -68,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
         raise InputError(f"{unknown[0]}: unknown option{did_you_mean(unknown[0], known)}")
     check_bounds(args)
     games = build_games(args, build_suite(chosen))
+    check_start(games)
     from epo_trl.envs.adapters.openenv_server import make_app
 
     app = make_app(games, seats=args.seats, idle_timeout_seconds=args.idle_timeout)
@@ -92,6 +94,18 @@ def main(argv: Sequence[str]) -> int:
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     return 0
+
+
+def check_start(games: ServedGames) -> None:
+    """Starts the first task, if there is one.
+
+    Raises:
+        EnvError: If it does not start under the server's rules, or violates the contract of environments.
+    """
+    task_id = next((ids[0] for ids in games.tasks.values() if ids), None)
+    if task_id is not None:
+        with closing(games.suite.make_env()) as env:
+            checked_reset(env, task_id, 0, games.env_options)
 
 
 def is_no_disconnect(record: logging.LogRecord) -> bool:

@@ -36,8 +36,9 @@ class ToolSuite(TaskSuite):
     Args:
         factory: `environment_factory`: a class, or a function without arguments that returns an object.
         rows: Training rows; `None` for an object that makes its tasks itself.
-        reward_funcs: TRL's reward functions. They get `environments`, `prompts`, `completions` (the calls and their
-            results) and the row's columns, each as a list of one. The object's own `get_reward`, if any, is added.
+        reward_funcs: One or several of TRL's reward functions. They get `environments`, `prompts`, `completions` (the
+            calls and their results) and the row's columns, each as a list of one. The object's own `get_reward`, if
+            any, is added.
         iid_rows: Test rows like the training rows; `None` for no such list.
         ood_rows: Test rows of another kind; `None` for no such list.
         won_score: Score at which an episode is won. It then also ends, unless the object has an attribute `done`, which
@@ -55,7 +56,7 @@ class ToolSuite(TaskSuite):
         factory: Callable[[], Any],
         rows: Iterable[Mapping[str, Any]] | None = None,
         *,
-        reward_funcs: Sequence[Callable[..., Any]] = (),
+        reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
         iid_rows: Iterable[Mapping[str, Any]] | None = None,
         ood_rows: Iterable[Mapping[str, Any]] | None = None,
         won_score: float | None = 1.0,
@@ -68,7 +69,11 @@ class ToolSuite(TaskSuite):
         lists = {"train": [{}] * OWN_TASKS if rows is None else rows, "iid": iid_rows, "ood": ood_rows}
         self.rows: dict[str, Rows] = {split: list(given) for split, given in lists.items() if given is not None}
         self.splits = tuple(self.rows)
-        self.factory, self.reward_funcs = factory, tuple(reward_funcs)
+        functions = (reward_funcs,) if callable(reward_funcs) or isinstance(reward_funcs, str) else tuple(reward_funcs)
+        for function in functions:
+            if not callable(function):
+                raise EnvError(f"reward_funcs: expected functions, as no reward model is loaded, got {function!r:.100}")
+        self.factory, self.reward_funcs = factory, functions
         self.won_score, self.final_answer = won_score, final_answer
         self.name = name or getattr(factory, "__name__", type(factory).__name__)
         self._expert = expert

@@ -180,7 +180,7 @@ class ScienceWorldEnv(AsyncTextEnv):
         if wanted != self._rules.simplification:
             raise EnvError(
                 f"simplification: expected {self._rules.simplification!r}, which all worlds on the suite's JVMs share, "
-                f"got {wanted!r}; create another suite"
+                f"got {wanted!r}; change the protocol, or the suite's simplification"
             )
         if self._closed:
             raise EnvError("reset: the environment is closed; create another")
