@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from epo_trl.errors import InputError
@@ -87,7 +88,7 @@ def read_bounds(hints: Mapping[str, Any] | type) -> dict[str, FieldBounds]:
         hints: Types by name, or the dataclass that defines them.
     """
     if isinstance(hints, type):
-        hints = get_type_hints(hints, include_extras=True)
+        hints = _hints_of(hints)
     found = {}
     for name, hint in hints.items():
         for part in (hint, *get_args(hint)):
@@ -95,6 +96,11 @@ def read_bounds(hints: Mapping[str, Any] | type) -> dict[str, FieldBounds]:
                 if isinstance(bounds, Bounds):
                     found[name] = FieldBounds(bounds, get_args(part)[0], part is not hint)
     return found
+
+
+@cache
+def _hints_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
 def check_bounds(config: Any, others: Mapping[str, Any] | None = None) -> None:

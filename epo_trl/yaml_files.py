@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,11 @@ def to_yaml(content: Mapping[str, Any]) -> str:
 
 def from_yaml(text: str) -> Any:
     """Returns the content of a text."""
+    return deepcopy(_parse(text))
+
+
+@lru_cache(maxsize=64)  # a study reads a config once for each of its runs
+def _parse(text: str) -> Any:
     return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
 
 

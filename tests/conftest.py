@@ -4,6 +4,8 @@ import functools
 import gc
 import importlib.metadata
 import os
+import sys
+from types import SimpleNamespace
 
 import fast_java
 import pytest
@@ -16,19 +18,39 @@ from epo_trl.cli.program import run_program
 # On a machine that is busy, the first example may take seconds.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
-# accelerate parses the metadata of installed packages whenever a model is prepared: a tenth of a short training.
+# accelerate parses the metadata of installed packages whenever a model is prepared, and TRL whenever it writes a card.
 importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
 os.environ[fast_java.VARIABLE] = fast_java.QUICK
+importlib.metadata.version = functools.cache(importlib.metadata.version)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Deals the files with long tests to the first two workers, which begin with them and end with short tests.
+
+    `--dist worksteal` cuts the list of tests into equal parts. In alphabetical order a long test may be the last one,
+    and the other worker then waits for it.
+    """
+    if hasattr(config, "workerinput"):
+        files = {}
+        for item in items:
+            files.setdefault(item.path, []).append(item)
+        order = sorted(
+            files.values(),
+            key=lambda tests: not any(test.get_closest_marker(name) for test in tests for name in ("slow", "games")),
+        )
+        items[:] = [test for worker in (0, 1) for tests in order[worker::2] for test in tests]
 
 
 def pytest_collection_finish(session):
-    """Takes all that the imports made out of sight of the garbage collector.
+    """Takes all that the imports made out of sight of the garbage collector: a million objects of torch and TRL.
 
-    accelerate has it go through everything at the beginning of each training: a million objects of torch and TRL, four
-    fifths of the time of a test that trains a tiny model for one step.
+    At the beginning of each training accelerate has it go through all others too, for the memory of a GPU. That is a
+    tenth of a training of a few steps; Python collects garbage anyway.
     """
     gc.collect()
     gc.freeze()
+    if "accelerate.utils.memory" in sys.modules:
+        sys.modules["accelerate.utils.memory"].gc = SimpleNamespace(collect=lambda: 0)
 
 
 @pytest.fixture(scope="module", autouse=True)

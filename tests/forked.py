@@ -32,6 +32,8 @@ def run(words: Sequence[Any], *, cwd: Path, log: Path, **env: str) -> subprocess
 class Fork:
     """A running child, with what the tests use of `subprocess.Popen`."""
 
+    stdin = stdout = stderr = None
+
     def __init__(self, pid: int) -> None:
         self.pid, self._code = pid, None
 

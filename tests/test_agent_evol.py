@@ -48,7 +48,7 @@ def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_i
     assert done.returncode == 0, done.stderr[-3000:]
     options = [
         "--model_name_or_path", str(warm), "--output_dir", str(evolved), "--rounds", "2", "--samples", "24",
-        "--max_steps", "4", "--max_completion_length", "20", "--protocol", "alfworld50",
+        "--max_steps", "4", "--max_completion_length", "20", "--protocol", "alfworld-tiny20",
     ]  # fmt: skip
     done = recipe("agent_evol.py", *options)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -71,8 +71,8 @@ def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_i
     again = recipe("agent_evol.py", *options)
     assert again.returncode == 0, again.stderr[-3000:]
     assert before == {path: path.read_bytes() for path in evolved.rglob("*") if path.is_file()}
-    other = recipe("agent_evol.py", *options[:-1], "alfworld-tiny20")
-    assert other.returncode == 1 and re.search("protocol: expected alfworld50 .*got alfworld-tiny20", other.stderr)
+    other = recipe("agent_evol.py", *options[:-1], "alfworld50")
+    assert other.returncode == 1 and re.search("protocol: expected alfworld-tiny20 .*got alfworld50", other.stderr)
     other = recipe("agent_evol.py", *options, "--samples", "25")
     assert other.returncode == 1 and "samples: " in other.stderr and "played with other settings" in other.stderr
 
@@ -86,7 +86,8 @@ def test_in_concatenated_context_it_learns_from_whole_episodes(tmp_path, recipe)
     assert done.returncode == 0, done.stderr[-3000:]
     done = recipe(
         "agent_evol.py", "--model_name_or_path", str(warm), "--output_dir", str(evolved), "--rounds", "1",
-        "--samples", "24", "--max_steps", "2", "--max_completion_length", "20", "--protocol", "alfworld50", *shared,
+        "--samples", "24", "--max_steps", "2", "--max_completion_length", "20", "--protocol", "alfworld-tiny20",
+        *shared,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     won = json.loads((evolved / "round-1" / "successes_0.json").read_text())["won"]
@@ -95,7 +96,7 @@ def test_in_concatenated_context_it_learns_from_whole_episodes(tmp_path, recipe)
         assert sum(len(prompt) + len(response) for prompt, response in turns) <= 600
         assert all(len(prompt) < len(turns[0][0]) for prompt, _ in turns[1:])  # a later one appends an observation
     tested = json.loads((evolved / "evaluations" / "step_000001.json").read_text())
-    assert {report["protocol"]["name"] for report in tested["reports"]} == {"alfworld50+context=concatenated"}
+    assert {report["protocol"]["name"] for report in tested["reports"]} == {"alfworld-tiny20+context=concatenated"}
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import sys
 import types
 from pathlib import Path
 
+import forked
 import pytest
 from packaging.requirements import Requirement
 from webshop_release import write_release
@@ -347,7 +348,7 @@ def test_a_machine_where_nothing_is_right_gets_a_report_and_no_traceback(modules
 
 
 @pytest.mark.slow
-def test_the_machine_of_the_tests_is_well():
-    done = subprocess.run([sys.executable, "-m", "epo_trl.cli", "doctor"], capture_output=True, text=True)
+def test_the_machine_of_the_tests_is_well(tmp_path):
+    done = forked.run(["-m", "epo_trl.cli", "doctor"], cwd=tmp_path, log=tmp_path / "log.txt")
     assert done.returncode == 0 and "trainers can be imported" in done.stdout
     assert done.stdout.endswith("All requirements of every run are met.\n")

@@ -8,11 +8,10 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import pytest
 import torch
 from datasets import Dataset
@@ -545,13 +544,10 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path):
     """By kill -9 at random moments: `EPO_TRL_KILLS` of them, 4 by default."""
     kills = os.environ.get("EPO_TRL_KILLS", "4")
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "killed_run.py"), str(tmp_path), kills, "0"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = forked.run(
+        [TESTS / "killed_run.py", tmp_path, kills, "0"],
+        cwd=tmp_path, log=tmp_path / "log.txt", CUDA_VISIBLE_DEVICES="", PYTHONPATH=paths,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
     counts = json.loads(done.stdout.splitlines()[-1])
     assert counts["kills"] == int(kills) and counts["runs"] >= 1

@@ -156,7 +156,7 @@ def test_an_evaluation_waits_for_the_rollout_and_has_its_own_temperature_and_the
 @pytest.mark.parametrize(("settings", "stop"), [({}, 2), (MINI_BATCHES, 5)], ids=["between", "inside an RL step"])
 def test_a_resumed_run_drops_the_batch_in_flight_and_plays_it_again(tmp_path, settings, stop):
     """With the same seeds, and with the weights of the checkpoint: without learning all is as in the whole run."""
-    changes = {"rollout_ahead": 1, "learning_rate": 0.0, "save_strategy": "steps", "save_steps": 1, **settings}
+    changes = {"rollout_ahead": 1, "learning_rate": 0.0, "save_strategy": "steps", **settings, "save_steps": stop}
     changes["max_steps"] = 4 * (MINI_BATCHES["steps_per_generation"] * 2 if settings else 1)
     whole, _ = served(tmp_path / "whole", **changes)
     expected = results_of(whole, "_collect")

@@ -1,11 +1,14 @@
 """The smallest study with the real recipes, and the results in the repository."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
+import forked
 import pytest
 
 from epo_trl.cli import main
-from epo_trl.study import figure
+from epo_trl.study import figure, runner
 from epo_trl.study.config import load_study
 from epo_trl.study.run_plan import plan
 from epo_trl.study.runner import LOG, Places, known_record
@@ -17,12 +20,22 @@ SMOKE = Path("studies/smoke.yaml")
 
 @pytest.mark.slow
 def test_a_study_runs_from_its_warm_start_to_its_report_without_a_warning(tmp_path, monkeypatch):
-    """With one of its arms; several, and what a kill changes: tests/test_study.py with a recipe that does nothing."""
+    """With one of its arms; several, and what a kill changes: tests/test_study.py with a recipe that does nothing.
+
+    The recipes check their configs in forks, one after the other; the runs pay their imports.
+    """
     monkeypatch.chdir(ROOT)
     for name, value in {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}.items():
         monkeypatch.setenv(name, value)
     for name in ("PYTHONWARNINGS", "DS_ACCELERATOR"):
         monkeypatch.delenv(name, raising=False)
+
+    def check(words, env, **_):
+        done = forked.run(words[1:], cwd=ROOT, log=tmp_path / "check.txt", **env)
+        return SimpleNamespace(returncode=done.returncode, stderr=done.stdout)
+
+    monkeypatch.setattr(runner.subprocess, "run", check)
+    monkeypatch.setattr(runner, "ThreadPoolExecutor", lambda *_: ThreadPoolExecutor(1))
     runs, results = tmp_path / "runs", tmp_path / "results"
     small = tmp_path / "smoke.yaml"
     assert (text := SMOKE.read_text()).count("max_steps: 12") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, stdev
 
 import numpy as np
@@ -66,9 +67,15 @@ def pairs_needed(deviation: float, difference: float) -> float:
     if difference == 0 or not math.isfinite(deviation):
         return math.inf
     pairs = np.arange(2, MOST_PAIRS + 1)
-    quantiles = stats.t.ppf((1 + CONFIDENCE) / 2, pairs - 1) + stats.t.ppf(POWER, pairs - 1)
-    enough = pairs[pairs >= (quantiles * deviation / difference) ** 2]
+    enough = pairs[pairs >= (_quantiles() * deviation / difference) ** 2]
     return float(enough[0]) if len(enough) else math.inf
+
+
+@cache
+def _quantiles() -> np.ndarray:
+    """Returns t_a + t_b of `pairs_needed` for 2 to `MOST_PAIRS` pairs."""
+    freedom = np.arange(1, MOST_PAIRS)
+    return stats.t.ppf((1 + CONFIDENCE) / 2, freedom) + stats.t.ppf(POWER, freedom)
 
 
 def fisher_exact(wins: int, count: int, other_wins: int, other_count: int) -> float:
