@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 from rollout_parts import QWEN, byte_tokenizer, context_of
-from trainer_kit import make_config, make_trainer
+from trainer_kit import make_config, make_model, make_trainer
 
 from epo_trl.trainers.checks import check_sampling, warn_empty_thought
 
@@ -64,6 +64,17 @@ def test_a_template_that_closes_the_reasoning_itself_warns_where_reasoning_is_re
         warnings.simplefilter("error")
         warn_empty_thought(not_required, closed)
         warn_empty_thought(required, open_)
+
+
+def test_a_rollout_ignores_the_sampling_settings_of_the_checkpoint(tmp_path):
+    """With min_p 1 only the most probable token is left."""
+    model = make_model()
+    model.generation_config.min_p = 1.0
+    trainer = make_trainer(tmp_path, model=model)
+    with trainer.player.engine.rollout(trainer.rules.context, 64):
+        responses, _ = trainer.player.engine._generate_turn([[5, 6, 7]] * 64)
+    assert len({response[0] for response in responses}) > 10
+    assert model.generation_config.min_p == 1.0, "the checkpoint keeps its own"
 
 
 def test_a_trainer_makes_these_checks(tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ class SamplingPolicy:
         ends = {"max_new_tokens": max_new_tokens, "pad_token_id": self.pad_id, "eos_token_id": self.eos_ids}
         self.config = GenerationConfig(**{**ends, **decoding(temperature), **(others or {})})
         self._random = torch.Generator().manual_seed(seed)
-        with _without_own_settings(model):
+        with without_own_settings(model):
             own_cache = can_reuse(model, self.config)
         self._calls = int(reuse_prefixes)
         self._cache = PrefixCache(model, self._calls) if own_cache else None
@@ -80,7 +80,7 @@ class SamplingPolicy:
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompt_ids], device=device)
         seed = int(torch.randint(2**62, (), generator=self._random))
         generate = self.model.generate if self._cache is None else self._cache.generate
-        with seeded(seed, device), _without_own_settings(self.model):
+        with seeded(seed, device), without_own_settings(self.model):
             output = generate(input_ids=ids, attention_mask=mask, generation_config=self.config)
         return [self._until_end(row) for row in output[:, width:].tolist()], None
 
@@ -92,7 +92,7 @@ class SamplingPolicy:
 
 
 @contextmanager
-def _without_own_settings(model: Any) -> Iterator[None]:
+def without_own_settings(model: Any) -> Iterator[None]:
     """Hides a checkpoint's sampling settings, such as top_p, which `generate` would use as defaults."""
     owner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT models delegate to their base
     own, owner.generation_config = owner.generation_config, GenerationConfig()

@@ -13,7 +13,7 @@ from trl import GRPOTrainer
 
 from epo_trl.devices import seeded
 from epo_trl.errors import InputError
-from epo_trl.models.generate import UNCHANGED, decoding
+from epo_trl.models.generate import UNCHANGED, decoding, without_own_settings
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes
 from epo_trl.rollout import ContextBuilder, Engine, InStep, Response
 
@@ -227,12 +227,21 @@ class TurnGenerator(InStep, PolicyEngine):
         # vLLM's tensor parallel ranks join their prompts and split the responses by rank.
         return max(counts) if self._trainer.use_vllm else max(running, 1)
 
-    def rollout(self, context: ContextBuilder, count: int) -> AbstractContextManager[Any]:
-        """Reuses the key-value cache of the previous turn, unless the back end already does so."""
+    @contextmanager
+    def rollout(self, context: ContextBuilder, count: int) -> Iterator[None]:
+        """Reuses the key-value cache of the previous turn, unless the back end already does so.
+
+        Hides the checkpoint's own generation settings: `generate` would take those that TRL leaves unset, such as min_p
+        and suppress_tokens, and the loss assumes the full distribution.
+        """
         trainer = self._trainer
         if trainer.use_vllm:
-            return self.keeping_vllm_awake()
+            with self.keeping_vllm_awake():
+                yield
+            return
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        if trainer.use_transformers_continuous_batching or not can_reuse(model, trainer.generation_config):
-            return nullcontext()
-        return reusing_prefixes(model, int(not context.is_windowed))
+        with without_own_settings(model):
+            recomputes = trainer.use_transformers_continuous_batching
+            reuses = not recomputes and can_reuse(model, trainer.generation_config)
+            with reusing_prefixes(model, int(not context.is_windowed)) if reuses else nullcontext():
+                yield
