@@ -67,6 +67,8 @@ def cached_java(request, tmp_path_factory):
     played = [item for item in request.session.items if item.module is request.module and "games" in item.keywords]
     if played and "scienceworld" in request.module.__name__ and "PYTEST_XDIST_WORKER" in os.environ:
         fast_java.use_the_cache(tmp_path_factory.getbasetemp().parent)
+    yield
+    os.environ[fast_java.VARIABLE] = fast_java.QUICK  # another engine would find classes of ScienceWorld in the cache
 
 
 @pytest.fixture

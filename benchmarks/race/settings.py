@@ -47,6 +47,7 @@ def trainer_settings(folder: Path, seed: int) -> dict[str, Any]:
         "gradient_checkpointing": False,
         "use_cpu": True,
         "bf16": False,
+        "disable_dropout": True,
         "save_strategy": "no",
         "logging_steps": 1,
         "report_to": [],

@@ -32,6 +32,7 @@ from epo_trl.trainers.config import settle_defaults
 
 WIDTH = 120  # columns of a line in the short help
 _THEIRS = {"trl": 1, "transformers": 2}  # packages whose options come last in the help
+_GENERAL = "general"  # options of no class; the short help shows them first, without a heading
 
 
 def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
@@ -171,7 +172,8 @@ class RecipeParser(HfArgumentParser):
         for heading, actions in self._groups:
             if heading.partition(":")[0] not in _THEIRS:
                 shown = [action for action in actions if action.const is not False]
-                lines += [f"{heading.rstrip(':')}:", *map(_in_one_line, shown)]
+                lines += [f"{heading.rstrip(':')}:"] if heading != _GENERAL else []
+                lines += map(_in_one_line, shown)
         lines.append(f"{HELP_ALL} adds the options of TRL and transformers: --learning_rate, --max_steps, ...")
         return "\n".join(lines) + "\n"
 
@@ -203,7 +205,7 @@ class RecipeParser(HfArgumentParser):
         lineage = [base for config in self.dataclass_types for base in config.__mro__]
         ordered = sorted(groups, key=lambda home: (_THEIRS.get(_package(home), 0), lineage.index(home)))
         rest = [action for actions in by_name.values() for action in actions]
-        return [("general", rest), *((_heading(home), groups[home]) for home in ordered)]
+        return [(_GENERAL, rest), *((_heading(home), groups[home]) for home in ordered)]
 
 
 # Names of pydantic's errors, and the value that the user should write.
