@@ -86,6 +86,7 @@ class Doors:
         return after - self.value(room, left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_the_estimates_are_the_exact_advantages_up_to_their_noise(deterministic, monkeypatch):
     """By the recorded next state, or by stepping again: both must be right where the corridor is deterministic."""
@@ -140,6 +141,7 @@ def test_a_group_of_equal_rewards_has_no_advantage(scale):
     assert not build_batch(episodes, 8, scale).group_advantages.any()
 
 
+@pytest.mark.slow
 def test_the_audit_agrees_with_the_exact_advantages_on_ten_seeds():
     """Each credit's exact correlation lies in the audit's interval, and the correction for noise brings it nearer."""
     inside, corrected, naive = [], [], []

@@ -496,6 +496,7 @@ def test_an_adapter_of_the_policy_does_not_reach_into_the_critic(tmp_path):
 # -------------------------------------------------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["separate", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "separate")]
 )

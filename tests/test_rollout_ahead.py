@@ -17,6 +17,8 @@ from epo_trl.rollout import EngineError
 from epo_trl.trainers.ahead import make_rollout_ahead
 from epo_trl.trainers.generation import RequestSeeds
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"max_turns": 2, "max_completion_length": 4, "max_steps": 4}
 
 
