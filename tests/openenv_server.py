@@ -9,8 +9,6 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import Field
 
-from epo_trl.envs import EnvError
-
 COLOURS = ("red", "green", "blue")
 
 
@@ -55,21 +53,6 @@ class Colours(Environment):
     @property
     def state(self):
         return State(step_count=self.turns)
-
-
-def wait_for_seat(suite, seconds):
-    """Starts an episode as soon as there is a seat, and leaves it."""
-    for _ in range(seconds * 5):
-        env = suite.make_env()
-        try:
-            env.reset(options={"task_id": "train/0"})
-        except EnvError as error:
-            assert "CAPACITY_REACHED" in str(error)
-            time.sleep(0.2)
-        else:
-            env.close()
-            return
-    raise AssertionError("no seat became free")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from trl import GRPOTrainer
 
 from epo_trl.trainers import EPOTrainer
 
+pytestmark = pytest.mark.slow
+
 SIZES = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
     "num_key_value_heads": 2,

@@ -71,6 +71,7 @@ def envs(seed, count, late):
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     seed=strategies.integers(0, 2**20),
@@ -90,6 +91,7 @@ def test_the_episodes_do_not_depend_on_the_order_of_the_answers(seed, count, mod
     assert played == expected and sum(finished) == count
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(seed=strategies.integers(0, 2**20), count=strategies.integers(1, 9), seats=strategies.integers(1, 4))
 def test_a_free_environment_plays_the_next_task(seed, count, seats):

@@ -127,6 +127,7 @@ def test_without_learning_a_lag_changes_nothing(tmp_path, settings):
     assert found == pytest.approx([1.0] * len(found), abs=1e-5) and found
 
 
+@pytest.mark.slow
 def test_a_lagged_run_resumes_bit_equal(tmp_path):
     changes = {"simulated_lag": 2, "learning_rate": 1e-2}
     whole = resumable(tmp_path / "whole", **changes)

@@ -40,6 +40,7 @@ def test_every_method_has_its_line():
     assert CASES.keys() <= SLOT.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_its_gradient_does_not_depend_on_how_the_batch_is_cut(tmp_path, name):
     steps = []
@@ -72,6 +73,7 @@ def trained(tmp_path_factory):
     return train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.neutral is not None])
 def test_switched_off_it_leaves_every_bit_as_it_is(trained, name):
     case = CASES[name]
@@ -92,6 +94,7 @@ def test_two_ranks_modify_advantages_as_one_does(tmp_path, name, cut):
     check_two_ranks(method_of(tmp_path, name), cut=cut)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_it_resumes_bit_equal_inside_a_batch(tmp_path, name):
     """Two optimizer steps on a batch, or four; the checkpoint lies between them."""

@@ -106,15 +106,18 @@ def cell(text, *tags, kind="stream"):
 
 
 @pytest.mark.parametrize(
-    ("stored", "fresh", "is_stale"),
+    ("stored", "tag", "fresh", "is_stale"),
     [
-        (cell("step 1  loss 0.25\n", "same-everywhere"), cell("step 1  loss 0.25\n"), False),
-        (cell("step 1  loss 0.25\n", "same-everywhere"), cell("step 1  loss 0.26\n"), True),
-        (cell("step  1  loss 0.25\n", "same-form"), cell("step 12  loss -1.5e-3\n"), False),
-        (cell("step 1  loss 0.25\n", "same-form"), cell("step 1  loss 0.25  turns 3\n"), True),
-        (cell("won"), cell("lost"), False),
-        (cell("won"), cell("won", kind="display_data"), True),
+        ("step 1  loss 0.25\n", "same-everywhere", "step 1  loss 0.25\n", False),
+        ("step 1  loss 0.25\n", "same-everywhere", "step 1  loss 0.26\n", True),
+        ("step  1  loss 0.25\n", "same-form", "step 12  loss -1.5e-3\n", False),
+        ("step 1  loss 0.25\n", "same-form", "step 1  loss 0.25  turns 3\n", True),
+        ("won", "any", "lost", False),
     ],
 )
-def test_a_stale_output_is_told_from_one_that_differs_by_nature(stored, fresh, is_stale):
-    assert (stale(stored, fresh) is not None) is is_stale
+def test_a_stale_output_is_told_from_one_that_differs_by_nature(stored, tag, fresh, is_stale):
+    assert (stale(cell(stored, tag), cell(fresh)) is not None) is is_stale
+
+
+def test_an_output_of_another_kind_is_stale():
+    assert stale(cell("won"), cell("won", kind="display_data"))

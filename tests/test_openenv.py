@@ -9,10 +9,9 @@ import pytest
 pytest.importorskip("openenv")
 
 import forked
-from openenv_server import wait_for_seat
 from processes import assert_soon
 from server_process import running_server
-from tool_worlds import check_training
+from tool_worlds import check_training, wait_for_seat
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.loop import submit
@@ -20,10 +19,13 @@ from epo_trl.envs.adapters.openenv import OpenEnvArguments
 from epo_trl.envs.registry import build_suite as build_registered
 from epo_trl.envs.testing import EnvContract
 
+pytestmark = pytest.mark.slow
+
 SESSIONS = 12
 
 
 def serving(sessions):
+
     script = Path(__file__).with_name("openenv_server.py")
     return running_server(lambda port: [str(script), str(port), str(sessions)], start=forked.start_server)
 
@@ -220,14 +222,12 @@ def test_reset_keywords_have_to_be_a_mapping(url):
         build_suite(url, reset_kwargs="[]")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 def test_it_trains_for_two_steps(context, url, tmp_path):
     suite = build_suite(url, task_text="name it")
     check_training(tmp_path, suite, ["red", "green", "blue"], context=context, prompt_template="general_free")
 
 
-@pytest.mark.slow
 def test_a_hundred_rounds_on_three_seats_leave_no_session():
     with serving(3) as (address, _):
         for _ in range(100):

@@ -467,6 +467,7 @@ def test_every_trained_parameter_is_in_one_group_only(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- adapters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(("critic", "adapter"), [("separate", False), ("separate", True), ("value_head", False)])
 def test_a_policy_with_an_adapter_trains_with_every_critic(tmp_path, context, critic, adapter):
@@ -519,6 +520,7 @@ def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path, kind
         assert len(logged(straight, name)) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["separate", "value head"])
 def test_the_saved_policy_loads_alone_and_has_no_critic(tmp_path, kind):
     trainer = resumable_ppo(tmp_path, kind, max_steps=3)
@@ -558,6 +560,7 @@ def test_a_checkpoint_without_its_critic_or_with_another_kind_is_refused(tmp_pat
         resumable_ppo(tmp_path).train(resume_from_checkpoint=checkpoint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["separate", "two adapters"])
 def test_the_best_policy_is_loaded_with_its_own_critic(tmp_path, kind):
     """The first of two evaluations is the best."""

@@ -17,10 +17,8 @@ import forked
 import server_process
 import websockets
 from datasets import Dataset
-from openenv.core import GenericEnvClient
-from openenv_server import wait_for_seat
 from processes import assert_soon
-from tool_worlds import chat_tokenizer, scripted_model, train_with_trl
+from tool_worlds import chat_tokenizer, scripted_model, train_with_trl, wait_for_seat
 
 from epo_trl.cli.serve import main
 from epo_trl.envs import EnvError
@@ -29,6 +27,8 @@ from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.trap import TrapSuite
+
+pytestmark = pytest.mark.slow
 
 SEATS = 64
 PAGE = Path(__file__).parents[1] / "docs" / "serve.md"
@@ -107,6 +107,8 @@ def test_a_served_game_is_the_game_in_the_process(alfworld):
 
 def test_sixty_four_sessions_play_at_once(alfworld):
     """Each plays its own game to the end; one more is refused."""
+    from openenv.core import GenericEnvClient
+
     suite = GeneratedAlfworld(6, 2, 2)
 
     async def episode(number):
@@ -199,9 +201,10 @@ def test_a_full_server_refuses_and_a_killed_client_frees_its_seats(trap, tmp_pat
 
 
 @pytest.mark.games
-@pytest.mark.slow
 def test_two_sessions_of_served_scienceworld_play_as_in_the_process():
     """Worlds share a JVM there and here. They play turn by turn, so that a call in another thread would be noticed."""
+    from openenv.core import GenericEnvClient
+
     here = ScienceWorldSuite()
     ids = [here.task_ids("train")[0], here.task_ids("iid")[0]]
     with served("scienceworld") as (url, _), ExitStack() as stack:
@@ -220,7 +223,6 @@ def test_two_sessions_of_served_scienceworld_play_as_in_the_process():
             env.close()
 
 
-@pytest.mark.slow
 def test_an_idle_session_loses_its_seat():
     with served("trap", "--seats", "1", "--idle_timeout", "1") as (url, _):
         suite = client_suite(url, train_tasks=5)
@@ -234,13 +236,14 @@ def test_an_idle_session_loses_its_seat():
 
 def class_of_the_docs(url):
     """Returns the environment that docs/serve.md shows, as a client of this server."""
+    from openenv.core import GenericEnvClient
+
     (block,) = re.findall(r"```python\n.*(class Household:\n.*?)\n\n\nprompt = ", PAGE.read_text(), re.DOTALL)
     names = {"GenericEnvClient": lambda _: GenericEnvClient(url)}
     exec(block, names)
     return names["Household"]
 
 
-@pytest.mark.slow
 def test_trl_s_trainer_plays_the_served_games(tmp_path):
     """The trap of one room and two doors: one of the two scripted responses takes the right one."""
     call = '<tool_call>\n{{"name": "act", "arguments": {{"action": "{}"}}}}\n</tool_call>'

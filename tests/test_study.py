@@ -14,6 +14,8 @@ import yaml
 from epo_trl.cli import main
 from epo_trl.long_runs.run_lock import folder_lock
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 RECIPE = Path(__file__).with_name("study_recipe.py")
 ARMS = {"good": {"success": [0.3, 0.9, 0.9]}, "bad|one": {"success": [0.3, 0.2, 0.4]}}
@@ -73,7 +75,6 @@ def test_a_place_where_no_results_can_be_is_refused_before_anything_is_run(study
     assert capsys.readouterr().err == f"epo-trl: error: {error}\n"
 
 
-@pytest.mark.slow
 def test_the_results_alone_give_the_same_report(study, tmp_path):
     assert study() == 0
     before = {path.name: path.read_bytes() for path in Path("results/mine").iterdir() if path.is_file()}
@@ -88,7 +89,6 @@ def test_the_results_alone_give_the_same_report(study, tmp_path):
         "good-seed1", "good-seed2", "warm-start-seed1", "warm-start-seed2"}  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(study, capsys):
     broken = {**ARMS, "broken": {"fails": "no luck"}}
     assert study(arms=broken) == 1
@@ -108,7 +108,6 @@ def test_a_warm_start_that_fails_takes_its_runs_with_it(study, capsys):
     assert set(starts()) == {"warm-start-seed1", "warm-start-seed2"}
 
 
-@pytest.mark.slow
 def test_other_settings_are_refused_and_new_arms_and_words_are_not(study, capsys):
     assert study() == 0
     assert study(arms={**ARMS, "good": {"success": [0.3, 0.9, 0.8]}}) == 1
@@ -217,7 +216,6 @@ def test_runs_are_parallel_but_no_more_than_asked(study, jobs, order, capsys):
     assert re.findall("starts|finished", capsys.readouterr().err) == order
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("how", "most"), [(signal.SIGTERM, 1), (signal.SIGINT, 3)])
 def test_after_an_interrupt_no_run_is_left_and_the_same_command_ends_with_the_same_report(study, how, most, tmp_path):
     assert study("--runs-dir", "straight/runs", "--results-dir", "straight/results") == 0

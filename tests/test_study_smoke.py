@@ -50,6 +50,7 @@ def test_a_study_runs_from_its_warm_start_to_its_report_without_a_warning(tmp_pa
     assert [line for said in logs.values() for line in said.splitlines() if "warn" in line.lower()] == []
 
 
+@pytest.mark.slow
 def test_the_committed_results_give_the_committed_report(tmp_path, monkeypatch):
     """Of every study: whoever changes how a report is made, makes them again with --report-only."""
     monkeypatch.chdir(ROOT)

@@ -9,6 +9,8 @@ from run_kit import StopAt, assert_bit_equal, logged, resumable, resumable_ppo, 
 from trainer_kit import make_model, make_ppo, make_trainer, results_of, saved
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+pytestmark = pytest.mark.slow
+
 INSIDE = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 2}
 
 
@@ -24,7 +26,7 @@ class InterruptAt(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("make", [make_trainer, pytest.param(make_ppo, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [make_trainer, make_ppo])
 def test_a_second_run_has_the_schedules_of_the_first(tmp_path, make):
     trainer = make(tmp_path, max_steps=4)
     trainer.train()

@@ -1,4 +1,6 @@
-"""Tokenizers with chat templates of real families, and models whose responses are given."""
+"""Tokenizers with chat templates of real families, models whose responses are given, and servers with seats."""
+
+import time
 
 import pytest
 import trl.chat_template_utils as templates
@@ -7,6 +9,7 @@ from rollout_parts import answer
 from trainer_kit import make_config
 from trl import GRPOConfig, GRPOTrainer
 
+from epo_trl.envs import EnvError
 from epo_trl.trainers import EPOTrainer
 
 
@@ -50,3 +53,18 @@ def train_with_trl(folder, model, tokenizer, calls, **parts):
     trainer = GRPOTrainer(model, args=args, processing_class=tokenizer, **parts)
     trainer.train()
     return trainer, [line for line in trainer.state.log_history if "reward" in line]
+
+
+def wait_for_seat(suite, seconds):
+    """Starts an episode as soon as there is a seat, and leaves it."""
+    for _ in range(seconds * 5):
+        env = suite.make_env()
+        try:
+            env.reset(options={"task_id": "train/0"})
+        except EnvError as error:
+            assert "CAPACITY_REACHED" in str(error)
+            time.sleep(0.2)
+        else:
+            env.close()
+            return
+    raise AssertionError("no seat became free")
