@@ -30,6 +30,7 @@ from epo_trl.envs.scienceworld.env import EngineRules  # noqa: E402
 from epo_trl.envs.scienceworld.gold import GoldSettings  # noqa: E402
 from epo_trl.envs.scienceworld.host import JvmSettings  # noqa: E402
 from epo_trl.envs.scienceworld.tasks import TaskLists  # noqa: E402
+from epo_trl.envs.trap import TrapSuite  # noqa: E402
 from epo_trl.envs.webshop import WebShopSuite  # noqa: E402
 from epo_trl.long_runs.run_settings import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
@@ -46,26 +47,27 @@ from epo_trl.trainers.config import RolloutArguments  # noqa: E402
 TABLES = {
     "`EPOConfig`: training": EPOConfig,
     "`PromptArguments`: prompts, in training, warm start, evaluation and play": PromptArguments,
-    "`FewShotArguments`: examples in the prompt, in the same": FewShotArguments,
+    "`FewShotArguments`: few-shot examples, in training, warm start, evaluation and play": FewShotArguments,
     "`ResponseArguments`: responses, in training, evaluation, play and AgentEvol": ResponseArguments,
     "`EpisodeArguments`: turns and context, in training, warm start and AgentEvol": EpisodeArguments,
     "`RewardArguments`: rewards, in training": RewardArguments,
     "`RolloutArguments`: environments and episodes, in training": RolloutArguments,
     "`EPOPPOConfig`: training with a critic; all of `EPOConfig` too": EPOPPOConfig,
     "`StartArguments`: where RL begins, for `epo-trl train` and the recipes": StartArguments,
-    "`LongRunArguments`: both of these, and `recipes/sft.py`": LongRunArguments,
+    "`LongRunArguments`: interrupted runs, in training and `recipes/sft.py`": LongRunArguments,
     "`AlfworldArguments`: games": AlfworldArguments,
     "`TaskLists`: tasks of ScienceWorld": TaskLists,
-    "`EngineRules`: play in it": EngineRules,
-    "`JvmSettings`: its Java processes": JvmSettings,
-    "`GoldSettings`: its gold paths and expert": GoldSettings,
+    "`EngineRules`: rules of ScienceWorld": EngineRules,
+    "`JvmSettings`: Java processes of ScienceWorld": JvmSettings,
+    "`GoldSettings`: gold paths and expert of ScienceWorld": GoldSettings,
     "`WebShopSuite`: products and goals": WebShopSuite,
+    "`TrapSuite`: the game with a trap": TrapSuite,
     "`ToolsArguments`: environments of TRL's `environment_factory`": ToolsArguments,
     "`GymnasiumArguments`: environments of Gymnasium": GymnasiumArguments,
     "`OpenEnvArguments`: environments behind an OpenEnv server": OpenEnvArguments,
-    "`NumberedArguments`: both of these": NumberedArguments,
-    "`DemonstrationArguments`: what `recipes/sft.py` shows": DemonstrationArguments,
-    "`ImitationConfig`: its optimizer, besides TRL's": ImitationConfig,
+    "`NumberedArguments`: tasks and success of Gymnasium and OpenEnv": NumberedArguments,
+    "`DemonstrationArguments`: demonstrations for the warm start (`recipes/sft.py`)": DemonstrationArguments,
+    "`ImitationConfig`: optimizer of the warm start, besides TRL's fields": ImitationConfig,
     "`EvolutionArguments`: `recipes/agent_evol.py`": EvolutionArguments,
     "`ProtocolArguments`: the protocol of an evaluation, and overrides": ProtocolArguments,
     "`EvaluationArguments`: `recipes/evaluate.py`": EvaluationArguments,

@@ -164,7 +164,7 @@ def make_rollout_ahead(trainer: Any) -> RolloutAhead:
     args = trainer.args
     if trainer.player.engine.shares_devices:
         raise InputError(
-            f"rollout_ahead: expected 0 with an engine that shares the trainer's devices or generates in step, got "
+            f"rollout_ahead: expected 0 with an engine that shares the trainer's devices or generates in lockstep, got "
             f"{args.rollout_ahead}. Use a vLLM server without constrained sampling: use_vllm true, vllm_mode server"
         )
     if args.simulated_lag:

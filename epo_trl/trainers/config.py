@@ -125,7 +125,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     credit: str = option(
         "grpo",
         "Credit assignment: 'grpo', 'gigpo', ... (docs/methods.md lists the names), or 'module:Class' for your own "
-        "method. With a critic: 'turn', 'token', 'outcome'.",
+        "method. With a critic: 'turn', 'token', 'outcome', 'vetta'.",
     )
     entropy_method: list[str] = option(
         lambda: ["epo"],
@@ -146,7 +146,7 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     )
 
     # Objective
-    epo_lambda: NonNegative = option(0.001, "lambda: weight of the entropy terms. 0 gives plain GRPO.")
+    epo_lambda: NonNegative = option(0.001, "lambda: weight of the entropy terms; 0 for none.")
     smoothing_alpha: NonNegative = option(
         0.1, "alpha of Eq. 5: scale of the smoothing penalty. 0 leaves the bonus only."
     )

@@ -80,7 +80,7 @@ class PolicyEngine(Engine):
     def __init__(self, trainer: GRPOTrainer):
         if trainer.args.request_seeds and not self.takes_seeds:
             raise InputError(
-                "request_seeds: expected False, except with vLLM where it does not generate in step, got True. In "
+                "request_seeds: expected False, except with vLLM where it does not generate in lockstep, got True. In "
                 "step, samples are drawn in the same order in every run; with continuous batching, set env_workers to "
                 "0 for that"
             )
