@@ -70,11 +70,11 @@ def finished_episodes(
 ) -> Iterator[tuple[int, Episode]]:
     """Plays one episode per task and yields each when it has ended, with the index of its task.
 
-    With an engine that generates in lockstep, as with a function, each turn of all running episodes is one generation call.
-    With another engine an episode goes on as soon as its own response and its own environment have answered, and an
-    environment whose episode has ended plays the next task if there are fewer environments than tasks. All environments
-    are asked before any is awaited. An exception in an environment or in the parser, or an observation that cannot be
-    encoded, aborts only that episode.
+    With an engine that generates in lockstep, as with a function, each turn of all running episodes is one generation
+    call. With another engine an episode goes on as soon as its own response and its own environment have answered, and
+    an environment whose episode has ended plays the next task if there are fewer environments than tasks. All
+    environments are asked before any is awaited. An exception in an environment or in the parser, or an observation
+    that cannot be encoded, aborts only that episode.
 
     Args:
         envs: Environments; with an engine that generates in lockstep, at least one per task.

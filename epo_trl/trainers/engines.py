@@ -1,7 +1,7 @@
 """Engines without a barrier: each episode of each rank gets its next response as soon as it has asked for it.
 
-Generation in lockstep is needed where it is collective: where the weights are sharded over ranks (ZeRO-3, FSDP) or vLLM's
-tensor parallel group must see the same prompts. `make_engine` chooses.
+Generation in lockstep is needed where it is collective: where the weights are sharded over ranks (ZeRO-3, FSDP) or
+vLLM's tensor parallel group must see the same prompts. `make_engine` chooses.
 """
 
 from __future__ import annotations
