@@ -14,12 +14,12 @@ import yaml
 
 from epo_trl.errors import InputError
 
-MERGE = "tag:yaml.org,2002:merge"
+MERGE, TIMESTAMP = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:timestamp"
 
 
 class _Loader(yaml.SafeLoader):
     """Rejects a mapping with a duplicate key, of which YAML's own loader would silently keep the last one. Reads `1e-5`
-    as a number, as YAML 1.2 does; in YAML 1.1 it is a string without a dot.
+    as a number and a date as a string, as YAML 1.2 does.
     """
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
@@ -36,6 +36,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _each in (_Loader, _Dumper):
+    _each.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in rules if tag != TIMESTAMP]
+        for first, rules in _each.yaml_implicit_resolvers.items()
+    }
     _each.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
     )

@@ -9,7 +9,7 @@ from epo_trl.rollout import RolloutSettings, play_episodes
 TASKS = [(f"train/{i}", i) for i in range(6)]
 
 
-def play_like(suite, context, demonstrations):
+def play_like(suite, context, demonstrations, **rules):
     """Returns the episodes of `TASKS` of a policy that answers as demonstrated, and all prompts that it was given."""
     asked = []
 
@@ -19,7 +19,7 @@ def play_like(suite, context, demonstrations):
         return [episode[turn].response_ids for episode in demonstrations if len(episode) > turn], None
 
     envs = [suite.make_env() for _ in TASKS]
-    episodes = play_episodes(envs, TASKS, like_the_expert, context, RolloutSettings(max_turns=7))
+    episodes = play_episodes(envs, TASKS, like_the_expert, context, RolloutSettings(max_turns=7, **rules))
     return episodes, [ids for prompts in asked for ids in prompts]
 
 

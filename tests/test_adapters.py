@@ -18,6 +18,7 @@ from epo_trl.cli import main
 from epo_trl.cli.program import explain
 from epo_trl.cli.training import train
 from epo_trl.envs.toy import ToySuite
+from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import FINISHED, what_model
 from epo_trl.long_runs.run_settings import differences, settings_of
 from epo_trl.models import adapters, load, load_policy, policy_for_training
@@ -273,9 +274,16 @@ def test_the_relative_path_of_a_base_is_found_from_another_folder(adapter, tmp_p
     assert adapters.Adapter.find("runs/rl").base == "runs/sft"
 
 
-def with_other_weights(folder):
+def with_other_weights(folder, factor=2.0):
     weights = load_file(folder / "adapter_model.safetensors")
-    save_file({name: 2 * value for name, value in weights.items()}, folder / "adapter_model.safetensors")
+    save_file({name: factor * value for name, value in weights.items()}, folder / "adapter_model.safetensors")
+
+
+def test_an_adapter_that_is_not_finite_is_named(adapter, tmp_path):
+    folder = shutil.copytree(adapter.folder, tmp_path / "copy")
+    with_other_weights(folder, float("nan"))
+    with pytest.raises(InputError, match="model_name_or_path: got the adapter .*copy, which cannot be merged into "):
+        load_policy(ModelConfig(str(folder)), ToySuite(), "compact")
 
 
 @pytest.mark.parametrize("left", ["checkpoint-1", FINISHED])

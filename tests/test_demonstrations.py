@@ -13,11 +13,12 @@ from epo_trl.cli.imitation import DemonstrationArguments, check_length
 from epo_trl.cli.imitation import demonstrations as rows_of
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.checker import EnvCheckError
-from epo_trl.envs.toy import ToySuite
+from epo_trl.envs.toy import ToyExpert, ToySuite
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
+from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.templates import TemplateError
 from epo_trl.types import StopReason
 
@@ -88,6 +89,36 @@ def test_thoughts_can_be_left_out(tokenizers):
     answer = context.tokenizer.decode(turn.response_ids[:-1])
     assert answer == "<action> go </action>" and turn.response_ids[-1] == context.tokenizer.eos_token_id
     assert context.read(turn.response_ids, answer, ["go"], require_think=False).is_valid
+
+
+@pytest.fixture
+def wordy(monkeypatch):
+    """Lets the toy expert think in two paragraphs."""
+    act = ToyExpert.act
+
+    def think(self, observation, info):
+        thought, action = act(self, observation, info)
+        return f"{thought}\n\n  So I act.", action
+
+    monkeypatch.setattr(ToyExpert, "act", think)
+
+
+@pytest.mark.parametrize("thoughts", [True, False])
+def test_the_history_shows_the_thoughts_of_a_policy_that_plays_like_the_expert(tokenizers, wordy, thoughts):
+    context = context_of(
+        tokenizers["alfworld"], template=PromptTemplate.load("react"), history_length=1, max_prompt_tokens=5000
+    )
+    demonstrations = list(expert_episodes(ToySuite(), TASKS, context, max_turns=7, thoughts=thoughts))
+    episodes, _ = play_like(ToySuite(), context, demonstrations, require_think=thoughts)
+    played = [[list(turn.prompt_ids) for turn in episode.turns] for episode in episodes]
+    assert played == [[turn.prompt_ids for turn in episode] for episode in demonstrations]
+    shown = context.tokenizer.decode(demonstrations[0][1].prompt_ids)
+    assert (". So I act. </think>" in shown) == thoughts and "So I act" not in shown.replace(". So I act. <", "")
+
+
+def test_an_example_shows_a_thought_as_the_history_does(wordy):
+    [example] = FewShotArguments(few_shot=1).few_shot_of(ToySuite()).examples
+    assert all(turn.thought.endswith(". So I act.") for turn in example.turns)
 
 
 def test_a_chat_template_that_begins_a_thought_takes_it():

@@ -237,11 +237,20 @@ def test_the_command_reads_a_shipped_config(command):
     assert "tokens of a micro-batch: 7,000 = " in out
 
 
+def test_the_critic_of_a_config_can_be_replaced(command):
+    words = ["memory", "--config", "alfworld/ppo_qwen2.5-3b_8gpu", "--gpus", "8", "--json"]
+    separate, head = (json.loads(command(*words, *more)[1])["bytes"] for more in ([], ["--critic", "value_head"]))
+    assert separate["optimizer"] == pytest.approx(2 * head["optimizer"], rel=0.1)
+    assert json.loads(command(*words, "--critic=value_head")[1])["bytes"] == head
+    assert command("memory", "--critic", "value_head")[1] == command("memory")[1] != command("memory", "--critic")[1]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--json"], "--json: expected only with --config, got True"),
-        (["--config", "trap/tiny_cpu", "--critic"], "--critic: expected only without --config"),
+        (["--config", "trap/tiny_cpu", "--critic"], "--critic: "),
+        (["--config", "trap/tiny_cpu", "--no-reference"], "--no-reference: expected only without --config"),
         (["--config", "trap/tiny_cpu"], "model_name_or_path: got 'runs/trap/sft', which cannot be read"),
         (
             ["--config", "trap/tiny_cpu", "--model_name_or_path", "tiny"],

@@ -52,6 +52,15 @@ def test_one_generation_call_per_turn_for_all_episodes_that_still_run(tokenizer)
     assert [len(episode.turns) for episode in episodes] == [1, 3, 2]
 
 
+def test_a_response_is_decoded_as_it_was_sampled():
+    tokenizer = byte_tokenizer()
+    tokenizer.clean_up_tokenization_spaces = True
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    said = answer("go", "I 'm here , now .")
+    [episode] = play(tokenizer, [ScriptedEnv(WIN)], [[said]])
+    assert episode.turns[0].response == said
+
+
 def test_episodes_come_back_in_the_order_of_the_tasks_with_their_own_responses(tokenizer):
     envs = [ScriptedEnv(step(), WIN), ScriptedEnv(WIN), ScriptedEnv(step(), LOSE)]
     rounds = [[answer("go", "a0"), answer("go", "b0"), answer("go", "c0")], [answer("go", "a1"), answer("go", "c1")]]

@@ -125,6 +125,9 @@ def test_what_does_not_fit_is_left_out_and_named():
     assert [entry["number"] for entry in data_of(whole)["episodes"]] == [15] and told == note
     assert note in data_of(whole)["about"]
 
+    last = {15: entries[15] | {"turns": entries[15]["turns"][:1]}}
+    assert fitting(last, 1) == (last, "")  # the page always holds one episode
+
 
 def test_a_page_says_that_its_episodes_were_picked(tmp_path):
     assert "2 episodes: 2 RL steps from 1 to 3. These episodes were selected" in page(sample(), sample(rl_step=3))

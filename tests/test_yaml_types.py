@@ -122,3 +122,13 @@ def test_an_exponent_without_a_dot_is_a_number_wherever_it_stands(tmp_path):
     assert read_yaml(file, "--config") == expected
     file.write_text(to_yaml({"z": "1e-5", **expected}))  # a study writes the configs of its runs
     assert read_yaml(file, "--config") == {"z": "1e-5", **expected}
+
+
+def test_a_date_is_a_string(tmp_path):
+    """JSON has no dates, and a chat template asks for text."""
+    file = tmp_path / "x.yaml"
+    file.write_text("a: {date_string: 2026-01-01}\nb: 2001-12-14t21:59:43.10-05:00\n")
+    expected = {"a": {"date_string": "2026-01-01"}, "b": "2001-12-14t21:59:43.10-05:00"}
+    assert read_yaml(file, "--config") == expected
+    file.write_text(to_yaml(expected))
+    assert read_yaml(file, "--config") == expected

@@ -13,7 +13,7 @@ from epo_trl.cli.base import at_least, make_parser, say
 from epo_trl.errors import InputError
 
 # Options that a config sets, and options that need one.
-WITHOUT_CONFIG = ("model", "batch_tokens", "critic", "no_reference", "no_gradient_checkpointing")
+WITHOUT_CONFIG = ("model", "batch_tokens", "no_reference", "no_gradient_checkpointing")
 WITH_CONFIG = ("prompt_tokens", "response_tokens", "json")
 
 
@@ -36,7 +36,7 @@ def _estimate(args: argparse.Namespace) -> None:
 
     settings = {
         "zero_stage": args.zero_stage, "offload": args.offload, "batch_tokens": args.batch_tokens or 16384,
-        "reference": not args.no_reference, "critic": args.critic,
+        "reference": not args.no_reference, "critic": args.critic == "separate",
         "gradient_checkpointing": not args.no_gradient_checkpointing,
     }  # fmt: skip
     if args.model is None:
@@ -55,7 +55,8 @@ def _estimate_config(args: argparse.Namespace, options: Sequence[str]) -> None:
     from epo_trl.memory.config import read_run
     from epo_trl.memory.sizes import format_memory, memory_per_gpu
 
-    line = read_command_line(["--config", args.config, *options])
+    critic = [f"--critic={args.critic}"] if args.critic else []
+    line = read_command_line(["--config", args.config, *options, *critic])
     settings = read_settings(line, AlgorithmArguments, StartArguments, ALGORITHMS[line.algorithm][0], ModelConfig)
     shape = _shape(str(settings["model_name_or_path"]))
     given = {name: getattr(args, name) for name in ("zero_stage", "offload", "prompt_tokens", "response_tokens")}
@@ -125,6 +126,13 @@ def _parser() -> argparse.ArgumentParser:
         "--zero-stage", type=int, choices=(0, 2, 3), default=3, help="ZeRO stage; 0 is DDP (default: 3)"
     )
     parser.add_argument("--offload", action="store_true", help="ZeRO-3 with weights and optimizer in CPU memory")
+    parser.add_argument(
+        "--critic",
+        nargs="?",
+        const="separate",
+        choices=("separate", "value_head"),
+        help="PPO's critic; without a value: separate (default: the config's, or none)",
+    )
     sizes = parser.add_argument_group("memory of a model")
     sizes.add_argument(
         "--model", help="1.5B, 3B or 7B (Qwen2.5), a local path or a Hub id (default: a table of those three)"
@@ -135,7 +143,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="tokens of one micro-batch on one GPU, padding included (default: 16384)",
     )
-    sizes.add_argument("--critic", action="store_true", help="PPO with a separate critic")
     sizes.add_argument(
         "--no-reference", action="store_true", help="no reference model (no beta, ref-nucleus or archer)"
     )

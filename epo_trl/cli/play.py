@@ -97,7 +97,6 @@ def play_turns(
     Raises:
         EOFError: If the person quits or the input ends.
     """
-    tokenizer = context.tokenizer
     expert = suite.make_expert(args.seed) if args.player == EXPERT else None
     with running.aborted_by_errors():
         running.send_reset()
@@ -113,14 +112,15 @@ def play_turns(
             running.stop = StopReason.CONTEXT_FULL
             break
         if args.show_prompt:
-            screen.prompt(tokenizer.decode(running.ids_to_continue()))
+            ids = running.ids_to_continue()
+            screen.prompt(context.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
         if engine:
             engine.submit(0, running.ids_to_continue())
             (response,) = engine.collect(None) or []
         else:
             answer = expert.act(running.observation, before) if expert else ("", screen.ask_action(number, before))
             response = Response(0, encode_answer(context, *answer))
-        text = tokenizer.decode(response.ids, skip_special_tokens=True)
+        (text,) = context.decode([response.ids])
         with running.aborted_by_errors():
             running.send_action(response.ids, text, response.logprobs, context)
             assert running.turn is not None

@@ -86,7 +86,7 @@ def _build_prompts(episodes: Sequence[RunningEpisode], context: ContextBuilder) 
 
 def _take_turns(episodes: Sequence[RunningEpisode], policy: Generate, context: ContextBuilder) -> None:
     responses, logprobs = policy([episode.ids_to_continue() for episode in episodes])
-    texts = context.tokenizer.batch_decode(responses, skip_special_tokens=True)
+    texts = context.decode(responses)
     for i, (episode, text) in enumerate(zip(episodes, texts, strict=True)):
         episode.send_action(responses[i], text, logprobs[i] if logprobs else None, context)
     for episode in episodes:

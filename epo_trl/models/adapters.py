@@ -95,8 +95,18 @@ class Adapter:
             return (load or AutoModelForCausalLM.from_pretrained)(self.base, revision=self.base_revision, **kwargs)
 
     def merged(self, **kwargs: Any) -> Any:
-        """Loads the base and merges the adapter into its weights; see `load_base` and `on`."""
-        return self.on(self.load_base(**kwargs)).merge_and_unload(safe_merge=True)
+        """Loads the base and merges the adapter into its weights; see `load_base` and `on`.
+
+        A head that shares its weights with the embedding gets its own if the adapter changes one of the two.
+
+        Raises:
+            ValueError: If the adapter's weights are not finite.
+        """
+        model = self.on(self.load_base(**kwargs))
+        if is_adapted(model.get_input_embeddings()) or is_adapted(model.get_output_embeddings()):
+            _untie(model)
+        with self._named(f"which cannot be merged into {self.base}"):
+            return model.merge_and_unload(safe_merge=True)
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
@@ -108,6 +118,22 @@ class Adapter:
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())
             raise InputError(f"model_name_or_path: got the adapter {self.name}, {what}: {reason}") from error
+
+
+def is_adapted(layer: Any) -> bool:
+    """Returns whether an adapter adds to the output of a layer, and would change its weights when merged."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return isinstance(layer, BaseTunerLayer)
+
+
+def _untie(model: Any) -> None:
+    """Gives the head its own copy of the weights that it shares with the embedding."""
+    if getattr(model.config, "tie_word_embeddings", False):
+        head = model.get_output_embeddings()
+        head = head.get_base_layer() if is_adapted(head) else head
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
+        model.config.tie_word_embeddings = False
 
 
 def _find_base(name: str, recorded: str | None) -> str:

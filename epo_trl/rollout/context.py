@@ -156,6 +156,10 @@ class ContextBuilder:
         """Whether the chat template starts every answer with an empty `<think>` block."""
         return self.frame.closing.rstrip().endswith("</think>")
 
+    def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
+        """Decodes responses without control tokens; the white space is the sampled one."""
+        return self.tokenizer.batch_decode(responses, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
     def read(
         self, ids: Sequence[int], text: str, admissible: Sequence[str] | None, *, require_think: bool
     ) -> ParsedResponse:

@@ -12,6 +12,7 @@ from epo_trl.envs.base import Info, TaskSuite, TextEnv
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
+from epo_trl.rollout.parsing import squeeze
 from epo_trl.rollout.templates import PastTurn
 
 ACTION = "<action> {action} </action>"
@@ -97,14 +98,22 @@ def expert_episodes(
             if task_types is not None and info["task_type"] not in task_types:
                 on_episode(False)
                 continue
-            turns, won, ended = play_expert(suite, env, (observation, info), seed, max_turns, mistake_rate)
+            start = observation, info
+            turns, won, ended = play_expert(suite, env, start, seed, max_turns, mistake_rate, thoughts=thoughts)
             on_episode(won)
             if won or (keep_lost and ended):
                 yield _encode(turns, context, ANSWER if thoughts else ACTION)
 
 
 def play_expert(
-    suite: TaskSuite, env: TextEnv, start: tuple[str, Info], seed: int, max_turns: int, mistake_rate: float = 0.0
+    suite: TaskSuite,
+    env: TextEnv,
+    start: tuple[str, Info],
+    seed: int,
+    max_turns: int,
+    mistake_rate: float = 0.0,
+    *,
+    thoughts: bool = True,
 ) -> tuple[list[ExpertTurn], bool, bool]:
     """Plays the expert from the `start` that `env.reset` returned; see `expert_episodes`.
 
@@ -123,7 +132,7 @@ def play_expert(
         view = TurnView(observation=observation, info=info, history=tuple(history))
         played = _with_mistake(action, known, info, mistake_rate, chance) if mistake_rate else action
         turns.append(ExpertTurn(view, thought, action, played))
-        history.append(PastTurn(observation, played, thought))
+        history.append(PastTurn(observation, played, squeeze(thought) if thoughts else ""))
         observation, _, terminated, truncated, info = env.step(played)
         if terminated or truncated:
             break

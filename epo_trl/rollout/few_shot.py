@@ -20,6 +20,7 @@ from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.errors import InputError
 from epo_trl.rollout.demonstrations import play_expert
+from epo_trl.rollout.parsing import squeeze
 from epo_trl.rollout.templates import Example, PastTurn
 
 SPLIT = "train"
@@ -105,7 +106,7 @@ class FewShotArguments:
                 start = checked_reset(env, task_id, own, env_options)
                 turns, won, _ = play_expert(suite, env, start, own, self.few_shot_turns)
                 if won:
-                    past = (PastTurn(turn.view.observation, turn.action, turn.thought) for turn in turns)
+                    past = (PastTurn(turn.view.observation, turn.action, squeeze(turn.thought)) for turn in turns)
                     found.append(Example(str(start[1]["task"]), tuple(past)))
                 if len(found) == count:
                     return tuple(found)

@@ -141,7 +141,7 @@ def _act(
 ) -> None:
     """Sends the action in each response to its environment."""
     with times.measure("text"):
-        texts = context.tokenizer.batch_decode([response.ids for response in responses], skip_special_tokens=True)
+        texts = context.decode([response.ids for response in responses])
     with times.measure("env"):
         for response, text in zip(responses, texts, strict=True):
             episode = episodes[response.number]

@@ -101,11 +101,11 @@ def parse_response(
     """
     actions = list(_blocks(text, "action"))
     thoughts = list(_blocks(text, "think"))
-    thought = _squeeze(thoughts[0].content) if thoughts else ""
+    thought = squeeze(thoughts[0].content) if thoughts else ""
     if len(actions) != 1:
         error = "no <action> block" if not actions else f"{len(actions)} <action> blocks"
-        return ParsedResponse(_squeeze(text)[-MAX_PASSED_CHARS:], thought, error)
-    action = _squeeze(actions[0].content)
+        return ParsedResponse(squeeze(text)[-MAX_PASSED_CHARS:], thought, error)
+    action = squeeze(actions[0].content)
     if admissible is None:
         spelling = (actions[0].content.strip() if verbatim else action[-MAX_PASSED_CHARS:]) or None
     else:
@@ -124,7 +124,7 @@ def admissible_spelling(action: str, admissible: Iterable[str]) -> str | None:
         action: Action with collapsed white space.
         admissible: Actions that the environment currently accepts.
     """
-    squeezed = {_squeeze(known): known for known in admissible}
+    squeezed = {squeeze(known): known for known in admissible}
     return squeezed.get(action) or {known.lower(): squeezed[known] for known in squeezed}.get(action.lower())
 
 
@@ -143,5 +143,6 @@ def _blocks(text: str, tag: str) -> Iterator[_Block]:
         position = end.end()
 
 
-def _squeeze(text: str) -> str:
+def squeeze(text: str) -> str:
+    """Collapses white space, as in the actions and thoughts of later prompts."""
     return _SPACES.sub(" ", text).strip()

@@ -15,6 +15,7 @@ from trl import GRPOTrainer
 from epo_trl.errors import InputError
 from epo_trl.long_runs.run_settings import uses_fsdp
 from epo_trl.methods import Methods, Need
+from epo_trl.models.adapters import is_adapted
 from epo_trl.models.load import load_tokenizer, sequence_limit
 from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.config import EPOConfig
@@ -303,6 +304,19 @@ def check_backbone(critic: str, model: Any, peft_config: Any) -> None:
         raise InputError(
             f"critic: expected 'separate' with {type(peft_config).__name__}, got 'value_head'. Its virtual tokens are "
             "not part of the text that is valued."
+        )
+
+
+def check_vllm_weights(model: Any) -> None:
+    """Raises `InputError` for an adapter that unties embedding and head of a model that vLLM loads as tied."""
+    if not is_peft_model(model) or not getattr(model.config, "tie_word_embeddings", False):
+        return
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if is_adapted(embedding) or is_adapted(head) or embedding.weight is not head.weight:
+        raise InputError(
+            "use_vllm: expected False with an adapter on the embedding or the head of a model that ties them, got "
+            "True: vLLM would apply each change to both. Remove them from lora_target_modules and "
+            "lora_modules_to_save; for an existing adapter, start from its merged checkpoint (epo-trl merge)"
         )
 
 

@@ -40,7 +40,7 @@ from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
 from epo_trl.trainers.ahead import make_rollout_ahead
 from epo_trl.trainers.batches import RLStep
-from epo_trl.trainers.checks import check_arguments, check_context_fits, check_packing
+from epo_trl.trainers.checks import check_arguments, check_context_fits, check_packing, check_vllm_weights
 from epo_trl.trainers.collection import Collected, Collector, Player, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine
@@ -108,6 +108,8 @@ class EPOTrainer(LongRunTrainer):
                 rollout_func=_collected_episodes,
                 **kwargs,
             )
+        if args.use_vllm:
+            check_vllm_weights(self.model)
         use_short_progress(self)
         self.player.engine = make_engine(self)
         self.rules.set_model_limits(check_context_fits(args, self.rules.context, self.model.config), self.eos_token_ids)

@@ -99,6 +99,8 @@ def fitting(entries: Mapping[int, Entry], max_bytes: int) -> tuple[dict[int, Ent
     fit = fit or dict(list(shortened.items())[:1])
     if len(fit) < len(shortened):
         missing.append(f"{len(shortened) - len(fit)} other episodes")
+    if not missing:  # a single episode
+        return fit, ""
     what = ", ".join(missing)
     return fit, f"Omitted to limit the page size: {what}; the page holds {len(fit)} of {len(entries)} episodes."
 
