@@ -53,11 +53,13 @@ from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.guards import TooManyAborted, first_errors
 from epo_trl.long_runs.run_lock import run_lock
+from epo_trl.long_runs.run_settings import content_digest
 from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import config_of, end_ids_of, sequence_limit, tokenizer_of
 from epo_trl.models.names import tiny_size
+from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import Demonstration
 from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.trainers.model_card import REPORTS, CardFacts
@@ -142,6 +144,9 @@ def collect_successes(
         "processes": state.num_processes,
         "max_length": max_length,
         "environment": {name: str(value) for name, value in suite.settings.items()},
+        "template": PromptTemplate.load(options.template_for(suite)).checksums(),
+        "examples": options.few_shot_of(suite).label,
+        "tasks": content_digest([list(suite.task_ids("train")), suite.content("train")]),
         **vars(options),
     }
     del settings["rounds"], settings["protocol"]

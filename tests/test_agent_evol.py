@@ -1,18 +1,24 @@
 """AgentEvol: a warm start and two rounds on the small environment of recipes/my_env, and the same command again."""
 
+import importlib.util
 import json
 import re
 import runpy
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from trl import ModelConfig
 
+from epo_trl.cli.evaluation_arguments import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.envs.toy import ToySuite
+from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import what_model
-from epo_trl.types import Episode, StopReason
+from epo_trl.rollout.templates import TEMPLATES
+from epo_trl.types import Episode, StopReason, Turn
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "recipes" / "my_env" / "sft_tiny_cpu.yaml"
@@ -129,6 +135,30 @@ def test_what_would_go_wrong_after_hours_of_play_is_said_first(tmp_path, recipe,
     assert "the server is down" in down.stderr and not list((tmp_path / "evolved").rglob("successes_*"))
 
 
+def test_cached_successes_are_those_of_the_same_prompts_and_tasks(tmp_path, monkeypatch):
+    evolution = module_of("agent_evol.py")
+    turn = Turn((1,), (2,), response="", observation="", action="", is_valid=True)
+    rounds = iter([[Episode("train/0", "t", "t", (turn,), StopReason.WON, won=True)]])
+    monkeypatch.setattr(evolution, "play_round", lambda *_: next(rounds))  # plays once
+    words = shutil.copytree(TEMPLATES / "react", tmp_path / "words")
+    (shots := tmp_path / "shots.txt").write_text("an example")
+    options = evolution.EvolutionArguments(samples=1, prompt_template=str(words), few_shot_file=str(shots))
+    suite, player, args = ToySuite(), ModelConfig("m"), EvaluationArguments()
+    collect = partial(evolution.collect_successes, str(tmp_path / "round-1"), suite, player, options, args, None)
+    assert collect()["input_ids"] == collect()["input_ids"] == [[1, 2]]
+    for file, name in ((words / "next.txt", "template"), (shots, "examples")):
+        before = file.read_text()
+        file.write_text(f"{before} Hurry!")
+        with pytest.raises(InputError, match=f"^{name}: .* was played with other settings; use another output_dir"):
+            collect()
+        file.write_text(before)
+    for name in ("task_ids", "content"):
+        with monkeypatch.context() as patch, pytest.raises(InputError, match="^tasks: .* other settings"):
+            patch.setattr(suite, name, lambda split: ["another"])
+            collect()
+    collect()
+
+
 @pytest.mark.parametrize(
     ("settings", "dtype"), [({"load_in_4bit": True}, "bfloat16"), ({"load_in_8bit": True}, "bfloat16"), ({}, "auto")]
 )
@@ -144,6 +174,13 @@ def test_its_card_counts_in_the_unit_of_its_rows():
     for context, own in (("windowed", "2 turns"), ("concatenated", "2 episodes")):
         trainer.shown = DemonstrationArguments(context=context)
         assert trainer.card_facts().rows["own successes"] == own
+
+
+def module_of(name):
+    spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / "recipes" / name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def aborted_episode(self):

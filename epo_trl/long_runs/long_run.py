@@ -233,10 +233,14 @@ class LongRun(Trainer):
         is_newest = checkpoint == self._verified
         self._branched_from = self._branch(checkpoint) if is_newest else self._relative(checkpoint)
         if self.args.should_save and not is_newest:
-            step = read_state(os.path.join(checkpoint, TRAINER_STATE_NAME), "global_step")["global_step"]
-            set_aside(own, step, checkpoint)
+            self._set_aside(checkpoint)
         self.accelerator.wait_for_everyone()
         return checkpoint
+
+    def _set_aside(self, checkpoint: str) -> None:
+        """Renames what the run has saved after a checkpoint that it goes back to; checkpoints last."""
+        step = read_state(os.path.join(checkpoint, TRAINER_STATE_NAME), "global_step")["global_step"]
+        set_aside(self.args.output_dir, step, checkpoint)
 
     def _check_origin(self, checkpoint: str) -> None:
         own = os.path.realpath(self.args.output_dir)

@@ -15,8 +15,9 @@ from trl import GRPOTrainer
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.long_runs.guards import UpdateGuard, check_skipped
-from epo_trl.long_runs.long_run import LongRun
+from epo_trl.long_runs.long_run import STATE_FILE, LongRun
 from epo_trl.long_runs.run_settings import content_digest, model_digest
+from epo_trl.long_runs.state_file import read_state
 from epo_trl.methods import Methods, build_methods
 from epo_trl.trainers.ahead import RolloutAhead
 from epo_trl.trainers.batches import holds_what_the_loss_reads
@@ -27,6 +28,7 @@ from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.setup import RolloutRules
+from epo_trl.watch.source import set_samples_aside
 
 # Files of a checkpoint, equal on all ranks.
 LEARNED, LAGGED = "learned_by_methods.pt", "lagged_weights.pt"
@@ -103,6 +105,11 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self._step = self._passes_before(state["micro_step"], state["settings"])
         self.methods.load_state_dict(state["methods"])
         self.health.load_state_dict(state["health"])
+
+    def _set_aside(self, checkpoint: str) -> None:
+        rl_step = read_state(os.path.join(checkpoint, STATE_FILE), "rl_step")["rl_step"]
+        set_samples_aside(self.args.output_dir, rl_step)
+        super()._set_aside(checkpoint)
 
     def _passes_before(self, saved_passes: int, saved: Mapping[str, Any]) -> int:
         """Returns the number of forward-backward passes that this run would have made up to the checkpoint.

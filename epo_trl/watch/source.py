@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import count
 from pathlib import Path
 
 from epo_trl.errors import InputError
@@ -16,6 +17,18 @@ FOLDER = "episodes"  # in a run's `output_dir`
 def sample_file(output_dir: str | os.PathLike[str], rl_step: int) -> Path:
     """Returns the file for the episodes of an RL step, which counts from 1."""
     return Path(output_dir) / FOLDER / f"rl_step_{rl_step:06d}.jsonl"
+
+
+def set_samples_aside(output_dir: str | os.PathLike[str], rl_step: int) -> None:
+    """Moves the files of later RL steps to a new folder `_abandoned-<number>` beside them."""
+    last = sample_file(output_dir, rl_step)
+    later = [file for file in last.parent.glob("rl_step_*.jsonl") if file.name > last.name]
+    if later:
+        folders = (last.parent / f"_abandoned-{number}" for number in count(1))
+        aside = next(folder for folder in folders if not folder.exists())
+        aside.mkdir()
+        for file in later:
+            file.rename(aside / file.name)
 
 
 def evaluation_file(output: str | os.PathLike[str]) -> Path:
