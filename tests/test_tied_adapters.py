@@ -1,6 +1,5 @@
 """An adapter on the embedding or the head of a model that ties them: merged, each has its own weights."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +10,10 @@ from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.errors import InputError
 from epo_trl.models import load_policy, merge_adapter, policy_for_training
 from epo_trl.models.adapters import save_whole
-from epo_trl.trainers import checks
+from epo_trl.trainers import EPOTrainer
+from epo_trl.trainers.checks import check_vllm_weights
 
 IDS = torch.tensor([[5, 9, 12, 7, 20, 11]])
 ON = {
@@ -62,14 +61,17 @@ def test_wherever_an_adapter_is_merged_the_policy_is_the_same(adapter, tmp_path)
         assert model.config.tie_word_embeddings == (adapter.on == "neither")
 
 
-def test_vllm_is_refused_where_it_would_play_another_policy(adapter, tmp_path):
+def test_vllm_is_refused_where_it_would_play_another_policy(adapter, tmp_path, monkeypatch):
     """TRL merges the adapter in place to send the weights, and vLLM has one matrix for embedding and head."""
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", lambda **_: None)
     start = ModelConfig(str(adapter.folder), use_peft=True)
-    model = policy_for_training(start, make_config(tmp_path / "run"), ToySuite(), "compact")["model"]
-    torch.testing.assert_close(logits(model), adapter.logits)
-    check = partial(checks.check_vllm_weights, model)
+    args = make_config(tmp_path / "run", use_vllm=True)
+    given = policy_for_training(start, args, ToySuite(), "compact")
+    torch.testing.assert_close(logits(given["model"]), adapter.logits)
     if adapter.on == "neither":
-        check()
+        check_vllm_weights(given["model"])
     else:
-        with pytest.raises(InputError, match="use_vllm: expected False .*, got True: .*lora_target_modules"):
-            check()
+        ours = adapter.on in ("embedding", "saved whole")
+        says = "use_vllm: expected False .*, got True: .*lora_target_modules" if ours else "adapter to `lm_head` is not"
+        with pytest.raises(ValueError, match=says):  # TRL trains no LoRA on the head at all
+            EPOTrainer(suite=ToySuite(), args=args, **given)

@@ -312,7 +312,7 @@ def check_vllm_weights(model: Any) -> None:
     if not is_peft_model(model) or not getattr(model.config, "tie_word_embeddings", False):
         return
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if is_adapted(embedding) or is_adapted(head) or embedding.weight is not head.weight:
+    if is_adapted(embedding) or embedding.weight is not head.weight:  # TRL refuses LoRA on the head
         raise InputError(
             "use_vllm: expected False with an adapter on the embedding or the head of a model that ties them, got "
             "True: vLLM would apply each change to both. Remove them from lora_target_modules and "
