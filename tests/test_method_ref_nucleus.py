@@ -24,6 +24,7 @@ from trl.trainer.utils import add_fused_lm_head
 from epo_trl.methods import Need, StepSummary
 from epo_trl.methods.ref_nucleus import ReferenceNucleus
 from epo_trl.trainers.batches import layout_in
+from epo_trl.trainers.monitoring.run_health import watched_entropy
 from epo_trl.trainers.scoring import fused_head
 from epo_trl.trainers.scoring.fused_head import nucleus, nucleus_entropy
 from epo_trl.trainers.scoring.turn_forward import score_turns
@@ -87,6 +88,15 @@ def test_the_term_and_its_metrics_by_hand():
         }
     )
     assert method.end_rl_step(StepSummary(1.0, {}))["ref-nucleus/entropy"] == 0.0, "the sums begin anew"
+
+
+def test_a_batch_without_a_choice_logs_no_entropy_of_choices():
+    """An entropy of 0 would be a collapse, to the trainer and to a study that reads its log."""
+    method = ReferenceNucleus()
+    method.loss(row_of([1.0, 0.1], [0.0, 0.0], [False, False]))
+    found = method.end_rl_step(StepSummary(1.0, {}))
+    assert found["ref-nucleus/choice_share"] == 0.0 and "ref-nucleus/choice_entropy" not in found
+    assert math.isnan(watched_entropy({**found, "entropy/all_tokens": 0.5}))
 
 
 def test_the_weight_follows_its_schedule_down_to_nothing():

@@ -53,8 +53,8 @@ def summary(comparison: Comparison) -> str:
     """Returns what the numbers rest on."""
     return (
         f"{comparison.turns:,} turns of {comparison.tasks} tasks. A*: standard deviation {comparison.deviation:.3f}, "
-        f"standard error of an estimate {comparison.standard_error:.3f}; the correlations are corrected for it. "
-        f"Sign: of the {comparison.clear_turns:,} turns with |A*| > 0 and of at least two standard errors. "
+        f"standard error of an estimate {comparison.standard_error:.3f}, pooled over all turns; the correlations are "
+        f"corrected for it. Sign: of the {comparison.clear_turns:,} turns with |A*| > 0 and at least twice that error. "
         "95 % intervals over tasks: Student's t with the standard error of a bootstrap."
     )
 

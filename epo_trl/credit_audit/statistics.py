@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 DRAWS = 2000
 _LEAST_TASKS = 4  # of an interval
-_CLEAR = 2.0  # standard errors from 0 beyond which the sign of an estimate counts
+_CLEAR = 2.0  # pooled standard errors from 0 beyond which the sign of an estimate counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Comparison:
         agreements: Agreement by credit.
         turns: Number of turns.
         tasks: Number of tasks.
-        clear_turns: Number of turns whose true advantage is not 0 and at least two standard errors from it.
+        clear_turns: Number of turns whose true advantage is not 0 and at least twice `standard_error` from it.
         deviation: Standard deviation of the true advantages, without the noise of their estimates.
-        standard_error: Standard error of one estimate.
+        standard_error: Standard error of one estimate, pooled over all turns (root mean square).
     """
 
     agreements: dict[str, Agreement]

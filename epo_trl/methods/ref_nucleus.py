@@ -68,13 +68,17 @@ class ReferenceNucleus(Tallied):
         return -weight * micro.turn_mean(nucleus) if weight else None
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns the weight, the share of choices and the entropies, averaged over the updates on the batch."""
+        """Returns the weight, the share of choices and the entropies, averaged over the updates on the batch.
+
+        Without a choice, `ref-nucleus/choice_entropy` is absent: 0 would count as a collapse.
+        """
         sums = self.tally.take(step.ranks)
         choices, forced = sums["choices"], sums["forced"]
+        of_choices = {"ref-nucleus/choice_entropy": sums["choice_entropy"] / choices} if choices else {}
         return {
             "ref-nucleus/weight": self.weight_at(step.rl_step, step.total_rl_steps),
             "ref-nucleus/choice_share": choices / max(choices + forced, 1),
             "ref-nucleus/entropy": sums["nucleus_entropy"] / max(choices, 1),
-            "ref-nucleus/choice_entropy": sums["choice_entropy"] / max(choices, 1),
+            **of_choices,
             "ref-nucleus/forced_entropy": sums["forced_entropy"] / max(forced, 1),
         }

@@ -18,10 +18,8 @@ def watched_entropy(metrics: Mapping[str, float]) -> float:
     entropy of all tokens. `entropy/decision_tokens` is not suitable: its tokens are those above a threshold, or a fixed
     share, so the set of tokens changes with the entropy.
     """
-    share = metrics.get("ref-nucleus/choice_share")
-    if share is None:
-        return metrics.get("entropy/all_tokens", math.nan)
-    return metrics["ref-nucleus/choice_entropy"] if share else math.nan
+    watched = "ref-nucleus/choice_entropy" if "ref-nucleus/choice_share" in metrics else "entropy/all_tokens"
+    return metrics.get(watched, math.nan)
 
 
 def explosion_warning(rl_step: int, watch: Explosion) -> str:
