@@ -40,8 +40,10 @@ from epo_trl.rollout.demonstrations import ACTION
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.trainers.critic.file import critic_prefix, save_critic
 from epo_trl.trainers.long_run_trainer import LEARNED
+from epo_trl.types import Episode, StopReason
 
 ROOMS, TURNS, REWARD = 4, 8, 10.0
+NO_TURNS = Episode("a", "", "", (), StopReason.CONTEXT_FULL)  # its first prompt does not fit
 SUITE = CorridorSuite(ROOMS)
 CONTEXT = ContextBuilder(build_tokenizer(corpus(SUITE, "corridor")), PromptTemplate.load("corridor"), history_length=0)
 SETTINGS = RolloutSettings(max_turns=TURNS, success_reward=REWARD, require_think=False)
@@ -132,6 +134,18 @@ def test_advantages_in_a_group_by_hand(scale, advantages):
     """Returns are 1, 3 and 5, 13: group means 2 and 9, variances 2 and 32, over all four 83/3."""
     episodes = [make_episode([(3, 2), (3, 1)], reward, random.Random(0)) for reward in (1.0, 3.0, 5.0, 13.0)]
     assert build_batch(episodes, 2, scale).group_advantages.tolist() == pytest.approx(advantages, rel=1e-3)
+
+
+def test_episodes_without_a_turn_change_no_credit_of_another_task():
+    episodes = [make_episode([(3, 2), (3, 1)], reward, random.Random(0)) for reward in (1.0, 3.0, 5.0, 13.0)]
+    estimators, turns = list_estimators(state_keys=False, gae=None)[0], [(0, 0), (1, 1), (2, 0), (3, 1)]
+    alone, beside = (
+        turn_credits(estimators, build_batch(batch, 2, "group"), turns)
+        for batch in (episodes, [*episodes, NO_TURNS, NO_TURNS])
+    )
+    assert alone.keys() == beside.keys() and len(alone) > 8
+    for name, advantages in alone.items():
+        assert beside[name] == pytest.approx(advantages, rel=1e-5), name
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
@@ -302,9 +316,10 @@ def test_the_values_of_a_saved_critic_are_those_before_each_token(tmp_path, crit
         policy = PeftModel.from_pretrained(policy, tmp_path).merge_and_unload()
     save_critic(str(tmp_path), trainer.critic, trainer.model.state_dict(), critic_prefix(trainer.model, trainer.critic))
     episodes = [episode for episode in make_episodes() if episode.is_usable]
-    found = SavedCritic(str(tmp_path), policy, toy_tokenizer(), trainer.args, trainer.rules.context)(episodes)
+    critic = SavedCritic(str(tmp_path), policy, toy_tokenizer(), trainer.args, trainer.rules.context)
+    found = critic([*episodes, NO_TURNS])
     assert found.values.std() > 0.5 and not found.final_values.any()
-    for row, episode in zip(found.values, episodes, strict=True):
+    for row, episode in zip(found.values, [*episodes, NO_TURNS], strict=True):
         expected, sequence = [], []
         for turn in episode.turns:
             sequence = [*(sequence if context == "concatenated" else []), *turn.prompt_ids]
@@ -330,14 +345,15 @@ def test_the_saved_critics_of_archer_judge_recorded_turns_as_the_run_would(tmp_p
     played = calls[-1][0][0].features
     episodes = [episode for episode in make_episodes() if episode.is_usable]
     start = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "start")
-    features = ReferenceFeatures(start, trainer.rules.context)(episodes)
-    assert features.turn_mask.sum() == played.turn_mask.sum() > 5
+    features = ReferenceFeatures(start, trainer.rules.context)([*episodes, NO_TURNS])
+    assert features.turn_mask.sum() == played.turn_mask.sum() > 5 and not features.turn_mask[-1].any()
     for part in ("states", "actions"):
         found, expected = (getattr(one, part)[one.turn_mask] for one in (features, played))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     given = {"seed": trainer.args.seed, "warmup_rl_steps": 9, **kwargs["archer"]}
     method = load_archer(tmp_path / "run" / "checkpoint-2" / LEARNED, given)
-    critics, batch = trainer.methods["archer"].critics, build_batch(episodes, 1, "none", features=features)
+    critics = trainer.methods["archer"].critics
+    batch = build_batch([*episodes, NO_TURNS], 1, "none", features=features)
     with torch.no_grad():
         q = critics.q(features.states[features.turn_mask], features.actions[features.turn_mask]).amin(0)
         expected = q - critics.v(features.states[features.turn_mask]).amin(0)
@@ -460,7 +476,8 @@ def test_archers_critics_are_a_row_of_the_audit(run):
     critics.add(some)
     critics.learn(0)
     torch.save({"archer": critics.state_dict()}, checkpoint / LEARNED)
-    settings = ("--credit", "archer", "--method_kwargs", '{"archer": {"hidden_size": 8}}')
+    # YAML reads 3e-4 as text, which training takes for a number.
+    settings = ("--credit", "archer", "--method_kwargs", '{"archer": {"hidden_size": 8, "learning_rate": "3e-4"}}')
     run.audit("--model_name_or_path", str(run.folder), *settings, policy=checkpoint)
     report = run.read("report", checkpoint)
     assert "archer" in report["agreements"] and "archer" not in report["left_out"]
@@ -500,3 +517,18 @@ def test_a_command_that_cannot_work_says_why(run, capsys):
     assert "continuations: expected an even number" in run.refused(capsys, continuations=3)
     assert "critic.safetensors" in run.refused(capsys, *PPO)
     assert "RUN: expected the output folder of a run" in run.refused(capsys, policy=run.folder / "nowhere")
+
+
+def test_a_run_whose_prompts_do_not_fit_is_refused_with_the_setting(run, capsys):
+    run.save_critic()
+    error = run.refused(capsys, *PPO, "--max_prompt_length", "3")
+    assert "max_prompt_length: expected room for the first prompt of a task, got 3" in error
+
+
+GATE = '{"gated": {"threshold": 0, "weight": 1}}'
+
+
+@pytest.mark.parametrize("own", [("--policy_method", "dapo"), ("--credit", "gated", "--method_kwargs", GATE)])
+def test_a_run_with_rewards_of_its_own_is_refused(run, capsys, own):
+    error = run.refused(capsys, *own)
+    assert f"{own[0][2:]}: expected no method with rewards of its own, got {own[1]!r}" in error

@@ -109,7 +109,7 @@ def play_round(
         "task": [episodes[row].task_id for row, _ in turns],
         "turn": [k for _, k in turns],
         "halves": halves,
-        "credits": turn_credits(estimators, batch, turns),
+        "credits": turn_credits(estimators, batch, turns) if turns else {name: [] for name in estimators},
         "success": [episode.won for episode in episodes],
     }
 

@@ -71,7 +71,8 @@ class SavedCritic:
         ]
         found = [values[row][before : before + count] for row, before, count in places]
         # Of two heads, the first gives the value of a turn's first token.
-        return torch.cat([torch.cat([one[:1, 0], one[1:, 1]]) if self.has_two_heads else one for one in found])
+        rows = [torch.cat([one[:1, 0], one[1:, 1]]) if self.has_two_heads else one for one in found]
+        return torch.cat(rows) if rows else torch.zeros(0)
 
 
 def _on_its_base(folder: str, model: Any, args: EPOPPOConfig) -> dict[str, Any]:
@@ -115,6 +116,8 @@ class ReferenceFeatures:
             for ids in _padded(sequences, self._device)
             for row in self._backbone(input_ids=ids, use_cache=False).last_hidden_state
         ]
+        if not places:
+            return (torch.zeros(0, self._backbone.config.get_text_config().hidden_size),) * 2
         states = torch.stack([hidden[row][before] for row, before, _ in places])
         actions = torch.stack([hidden[row][before + 1 : before + 1 + count].mean(0) for row, before, count in places])
         return states, actions

@@ -28,6 +28,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
+from epo_trl.methods import build_methods
 from epo_trl.models import load_policy
 from epo_trl.models.generate import UNCHANGED, SamplingPolicy
 from epo_trl.models.load import sequence_limit
@@ -89,6 +90,7 @@ class Audit:
         self.suite, self.args, self.audit = suite, args, audit
         self.folder = Path(os.path.expanduser(audit.audit_folder or f"{audit.audited_run}/credit_audit"))
         self.plan = audit.plan(args.scale_rewards)
+        methods = _settings_of_methods(args)
         device = (
             "cpu" if args.use_cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
         )
@@ -111,14 +113,13 @@ class Audit:
         )
         self.rules.set_model_limits(sequence_limit(model.config), self.policy.eos_ids)
         gae, heads, archer, self._values, self._features = None, None, None, None, None
-        kwargs: Any = args.method_kwargs
         if isinstance(args, EPOPPOConfig):
             gae = {"gamma": args.gamma, "gae_lambda": args.gae_lambda}
             self._values = SavedCritic(audit.audited_run, model, self._tokenizer, args, self.rules.context)
-            heads = kwargs.get("vetta", {}) if self._values.has_two_heads else None
+            heads = methods.get("vetta", {}) if self._values.has_two_heads else None
         learned = Path(audit.audited_run) / LEARNED
         if args.credit == "archer" and learned.is_file():
-            archer = load_archer(learned, {"seed": args.seed, **kwargs.get("archer", {})})
+            archer = load_archer(learned, {"seed": args.seed, **methods["archer"]})
             self._features = ReferenceFeatures(load(model_args)[0], self.rules.context)
         self.estimators, self.left_out = list_estimators(
             state_keys=self._has_state_keys(), gae=gae, two_heads=heads, archer=archer
@@ -208,10 +209,18 @@ class Audit:
             return play_round(player, tasks, self.plan, self.estimators, draw, show)
 
     def report(self, rounds: list[dict[str, Any]]) -> Comparison:
-        """Writes table, plot and JSON of the complete rounds, and returns the comparison."""
+        """Writes table, plot and JSON of the complete rounds, and returns the comparison.
+
+        Raises:
+            InputError: If no turn was played.
+        """
         halves = [tuple(pair) for one in rounds for pair in one["halves"]]
         tasks = [task for one in rounds for task in one["task"]]
         credits = {name: [x for one in rounds for x in one["credits"][name]] for name in self.estimators}
+        if not tasks:
+            raise InputError(
+                f"max_prompt_length: expected room for the first prompt of a task, got {self.args.max_prompt_length}"
+            )
         success = [won for one in rounds for won in one["success"]]
         comparison = compare(credits, halves, tasks, seed=self.args.seed)
         title = f"Credit audit of {self.audit.audited_run}"
@@ -225,6 +234,18 @@ class Audit:
         for name, reason in self.left_out.items():
             console.print(f"not audited: {name} ({reason})")
         return comparison
+
+
+def _settings_of_methods(args: EPOConfig) -> dict[str, dict[str, Any]]:
+    """Returns the checked settings of the run's methods. Raises `InputError` for one with rewards of its own."""
+    methods = build_methods(args, critic=args.has_critic)
+    for name in methods.overriding("turn_rewards"):
+        slot = "credit" if name == args.credit else "policy_method" if name in args.policy_method else "entropy_method"
+        raise InputError(
+            f"{slot}: expected no method with rewards of its own, got {name!r}: the true advantages are those of the "
+            "rollout's rewards. Remove it and its method_kwargs from the config to audit the policy by these"
+        )
+    return methods.settings()
 
 
 def _sampling_settings(args: EPOConfig) -> dict[str, Any]:
