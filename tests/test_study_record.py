@@ -109,6 +109,15 @@ def test_a_record_knows_the_weights_of_the_warm_start_wherever_they_lie(tmp_path
     assert found[0] == found[1] != found[2] and str(tmp_path) not in "".join(found)
 
 
+def test_without_a_warm_start_a_record_knows_the_model_of_the_config(tmp_path):
+    found = []
+    for given in ({"model_name_or_path": "hub/x"}, {"model_name_or_path": "hub/x", "model_revision": "v2"}, {}):
+        run = run_of(tmp_path / str(len(found)), **given)
+        trained(run.folder, steps=2)
+        found.append(collect(run, 1.0).begins_with)
+    assert found == ["hub/x", "hub/x@v2", ""]
+
+
 def test_a_run_without_a_log_is_refused(tmp_path):
     run = run_of(tmp_path)
     run.folder.mkdir()

@@ -43,7 +43,8 @@ COLUMNS = {
     "has_thirds": "whether the thirds were logged",
     "starts": "evaluations before RL, {split: EvaluationRecord}",
     "rates": "success of the evaluations after RL began, {split: [rate, ...]}",
-    "begins_with": "checksum of the warm start's weights, empty if unknown",
+    "lists": "protocol and number of episodes of the last evaluation, {split: (protocol, episodes)}",
+    "begins_with": "checksum of the weights before RL, or name and revision of the model; empty if unknown",
 }
 
 
@@ -99,7 +100,7 @@ def compare_starts(runs: pd.DataFrame, base: pd.DataFrame) -> Starts:
         both = [split for split in one.starts if split in other.starts]
         differ = any(one.starts[split] != other.starts[split] for split in both)
         known = one.begins_with and other.begins_with
-        if have_other_weights(one, other) or (differ and not known):
+        if one.begins_with != other.begins_with if known else differ:
             found.unlike.append(seed)
         elif differ:
             found.played.append(seed)
@@ -108,9 +109,14 @@ def compare_starts(runs: pd.DataFrame, base: pd.DataFrame) -> Starts:
     return found
 
 
-def have_other_weights(run: Any, other: Any) -> bool:
-    """Returns whether two runs are known to have begun with different weights."""
-    return bool(run.begins_with and other.begins_with) and run.begins_with != other.begins_with
+def find_other_lists(runs: pd.DataFrame, base: pd.DataFrame) -> list[int]:
+    """Returns the seeds whose run played a test list by another protocol than the baseline's, or not as long."""
+    shared = [seed for seed in runs.index if seed in base.index]
+    return [
+        seed
+        for seed in shared
+        if any(base.lists[seed].get(split, one) != one for split, one in runs.lists[seed].items())
+    ]
 
 
 def find_pairs(runs: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
@@ -143,6 +149,7 @@ def _outcome(study: Study, record: Record, best: float) -> dict[str, Any]:
         "has_thirds": any(map(len, thirds.values())),
         "starts": {split: one for split, each in evaluations.items() for one in each if one.rl_step == 0},
         "rates": {split: [one.rate for one in each if one.rl_step > 0] for split, each in evaluations.items()},
+        "lists": {split: (each[-1].protocol, each[-1].episodes) for split, each in evaluations.items()},
         "begins_with": record.begins_with,
     }  # fmt: skip
 

@@ -70,7 +70,7 @@ class Record:
         curves: `{metric: values}`, one value for each entry of `curves["rl_step"]`; `None` where it was not logged.
         thinned: Other metrics in the same form; each value is the mean of several RL steps and labelled with the last.
         evaluations: Evaluations in chronological order.
-        begins_with: Checksum of the warm start's weights; empty without one, or if it is not known.
+        begins_with: Checksum of the weights before RL, or name and revision of the model; empty if unknown.
     """
 
     arm: str
@@ -110,8 +110,16 @@ def collect(run: StudyRun, seconds: float) -> Record:
     return Record(
         run.arm, run.seed, run.digest, run.identity, __version__, round(seconds, 1),
         _shorten(points.loc[:, complete]), _shorten(thin(points.loc[:, ~complete], POINTS)),
-        _evaluations(run.folder, updates), "" if run.needs is None else what_model(str(run.needs.folder)),
+        _evaluations(run.folder, updates), _first_model(run),
     )  # fmt: skip
+
+
+def _first_model(run: StudyRun) -> str:
+    """Identifies the weights before RL by their checksum, or by the model's name and revision."""
+    if run.needs is not None:
+        return what_model(str(run.needs.folder))
+    name, revision = (str(run.settings.get(key) or "") for key in ("model_name_or_path", "model_revision"))
+    return "@".join(filter(None, (what_model(name), revision)))
 
 
 def log_history(folder: Path) -> list[dict[str, Any]]:

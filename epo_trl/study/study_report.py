@@ -13,7 +13,16 @@ from epo_trl.long_runs.state_file import write_atomically
 from epo_trl.study import tables
 from epo_trl.study.config import Study, shown
 from epo_trl.study.markdown import code, percent, plain, table
-from epo_trl.study.outcomes import SUCCESS, by_arm, compare_starts, final_success, find_pairs, judge, select_arm
+from epo_trl.study.outcomes import (
+    SUCCESS,
+    by_arm,
+    compare_starts,
+    final_success,
+    find_other_lists,
+    find_pairs,
+    judge,
+    select_arm,
+)
 from epo_trl.study.record import Record
 
 REPORT, PICTURE = "report.md", "curves.png"
@@ -189,17 +198,23 @@ def _caveats(study: Study, outcomes: pd.DataFrame) -> str:
             f"their seeds looks worse. Each interval is for one comparison, not corrected for {count}."
         )
     began = {name: compare_starts(runs, base) for name, runs in arms.items() if name != study.baseline}
+    models = "models" if study.warm_start is None else "warm starts, as on another machine,"
     for name, starts in began.items():
         pair = f"{plain(name)} and {plain(study.baseline)}"
         if starts.unlike:
             lines.append(
-                f"{pair} began differently ({_seeds(starts.unlike)}): other warm starts, as on another machine, or "
+                f"{pair} began differently ({_seeds(starts.unlike)}): other {models} or "
                 "other rules of play. They do not form pairs, so the differences leave them out."
             )
         if starts.played:
             lines.append(
                 f"{pair} began with the same weights ({_seeds(starts.played)}), but their evaluations "
                 "before RL differ: other random draws, as in another recipe, or other rules of play."
+            )
+        if differing := find_other_lists(arms[name], base):
+            lines.append(
+                f"{pair} played a test list by other protocols or with other numbers of games ({_seeds(differing)}), "
+                "so the differences on the lists leave them out."
             )
     listed = "; ".join(
         plain(name) + ("" if len(starts.unknown) == len(arms[name]) else f" ({_seeds(starts.unknown)})")

@@ -11,7 +11,7 @@ import pandas as pd
 from epo_trl.evaluation.wilson import wilson_interval
 from epo_trl.study.config import Study
 from epo_trl.study.markdown import NOTHING, number, percent, plain, points, spread, table
-from epo_trl.study.outcomes import THIRDS, TOKENS, by_arm, find_pairs, have_other_weights, select_arm
+from epo_trl.study.outcomes import THIRDS, TOKENS, by_arm, find_pairs, select_arm
 from epo_trl.study.statistics import Estimate, estimate, fisher_exact, pairs_needed
 
 
@@ -119,8 +119,8 @@ def paper_table(study: Study, outcomes: pd.DataFrame) -> str:
 
 
 def paper_differences(study: Study, outcomes: pd.DataFrame) -> str:
-    """Tabulates each arm's success on the test lists minus the baseline's, over the pairs."""
-    rates = _rates(study, outcomes)
+    """Tabulates each arm's success on the test lists minus the baseline's, over the pairs that played the same list."""
+    rates = _rates(study, outcomes.assign(rates=comparable_rates(study, outcomes)))
     rates = _add_mean(rates, [name for name in rates if name.endswith(" Succ.")])
     runs, base = dict(by_arm(outcomes)), select_arm(outcomes, study.baseline)
     differences = {
@@ -132,14 +132,10 @@ def paper_differences(study: Study, outcomes: pd.DataFrame) -> str:
 
 
 def gains_table(study: Study, outcomes: pd.DataFrame) -> str:
-    """Tabulates each arm's final success on the test lists minus that before RL, over its seeds.
-
-    Success before RL comes from the run itself. If it was not evaluated, it comes from the same seed of the first arm
-    that was and that is not known to have begun with different weights.
-    """
+    """Tabulates each arm's final success on the test lists minus that of the same run before RL, over its seeds."""
     gains = pd.DataFrame(
         {
-            f"{plain(split.upper())} Succ.": _end(study, outcomes, split) - _start(outcomes, split)
+            f"{plain(split.upper())} Succ.": _end(study, outcomes, split) - _before(outcomes, split)
             for split in list_splits(outcomes)
         },
         outcomes.index,
@@ -161,6 +157,16 @@ def _rows(arms: Iterable[tuple[str, pd.DataFrame]], show: Callable[[Estimate | N
 def list_splits(outcomes: pd.DataFrame) -> list[str]:
     """Returns the names of the test lists."""
     return list(dict.fromkeys(split for rates in outcomes.rates for split in rates))
+
+
+def comparable_rates(study: Study, outcomes: pd.DataFrame) -> list[dict[str, list[float]]]:
+    """Returns each run's rates on the lists that the baseline of its seed played by the same protocol, as long."""
+    base = select_arm(outcomes, study.baseline).lists
+    return [
+        {split: rates for split, rates in run.rates.items() if run.lists[split] == other.get(split)}
+        for run in outcomes.itertuples()
+        for other in [base.get(run.Index[1], {})]
+    ]
 
 
 def _rates(study: Study, outcomes: pd.DataFrame) -> pd.DataFrame:
@@ -189,16 +195,3 @@ def _end(study: Study, outcomes: pd.DataFrame, split: str) -> pd.Series:
 def _before(outcomes: pd.DataFrame, split: str) -> pd.Series:
     """Returns the success of each run before RL."""
     return outcomes.starts.map(lambda starts: starts[split].rate if split in starts else math.nan)
-
-
-def _start(outcomes: pd.DataFrame, split: str) -> pd.Series:
-    """Returns the success before RL of each run, or else of a run of its seed; see `gains_table`."""
-    runs = list(outcomes.itertuples())
-    starts = []
-    for run in runs:
-        alike = [
-            run,
-            *(other for other in runs if other.Index[1] == run.Index[1] and not have_other_weights(run, other)),
-        ]
-        starts.append(next((other.starts[split].rate for other in alike if split in other.starts), math.nan))
-    return pd.Series(starts, outcomes.index, dtype=float)
