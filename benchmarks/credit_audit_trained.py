@@ -78,7 +78,7 @@ def over_seeds(seeds: dict[int, list[dict]], deviation: float) -> dict[str, dict
     return {
         name: {"correlation": asdict(estimate(values)), "gain": asdict(estimate(gains[name])), "gains": gains[name]}
         for name, values in found.items()
-        if not np.isnan(values).any()
+        if np.isfinite([*values, *gains[name]]).all()
     }
 
 
@@ -99,7 +99,8 @@ def report(args: argparse.Namespace, found: dict[int, dict[int, list[dict]]]) ->
             seeds_say = f"{spread['mean']:.2f} [{spread['low']:.2f}, {spread['high']:.2f}]" if spread else ""
             print(f"| {name} | {one.correlation} | {one.gain} | {seeds_say} | {one.sign} | {one.silent:.0%} |")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    text = json.dumps(rows, indent=1).replace(": NaN", ": null")  # without a deviation of A* there is no correlation
+    args.out.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
