@@ -61,6 +61,7 @@ from epo_trl.models.load import config_of, end_ids_of, sequence_limit, tokenizer
 from epo_trl.models.names import tiny_size
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import Demonstration
+from epo_trl.rollout.few_shot import FewShot
 from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.trainers.model_card import REPORTS, CardFacts
 from epo_trl.types import Episode
@@ -107,13 +108,13 @@ def rollout_arguments(
 
 
 def play_round(
-    suite: TaskSuite, player: ModelConfig, options: EvolutionArguments, args: EvaluationArguments,
+    suite: TaskSuite, player: ModelConfig, options: EvolutionArguments, args: EvaluationArguments, shots: FewShot,
     max_length: int | None,
 ) -> Iterator[Episode]:  # fmt: skip
     """Yields this process's episodes of a round. A concatenated episode ends before it exceeds `max_length`."""
     state, seed = PartialState(), args.seed
     rules = Protocol.from_options("agent-evol", options, options.sampling_temperature)
-    policy, context = load_player(suite, args, player, rules, options.few_shot_of(suite), max_length)
+    policy, context = load_player(suite, args, player, rules, shots, max_length)
     settings = protocol_settings(rules, require_think=options.require_think)
     ids = list(suite.task_ids("train"))
     random.Random(seed).shuffle(ids)
@@ -136,7 +137,7 @@ def collect_successes(
         TooManyAborted: If the environment failed in most episodes. Nothing is saved then.
         ValueError: If the folder holds episodes that were played with other settings.
     """
-    state = PartialState()
+    state, shots = PartialState(), options.few_shot_of(suite)
     settings = {
         "policy": what_model(str(player.model_name_or_path)),
         "revision": player.model_revision,
@@ -145,7 +146,7 @@ def collect_successes(
         "max_length": max_length,
         "environment": {name: str(value) for name, value in suite.settings.items()},
         "template": PromptTemplate.load(options.template_for(suite)).checksums(),
-        "examples": options.few_shot_of(suite).label,
+        "examples": shots.label,
         "tasks": content_digest([list(suite.task_ids("train")), suite.content("train")]),
         **vars(options),
     }
@@ -158,7 +159,7 @@ def collect_successes(
             raise InputError(f"{', '.join(other)}: {own} was played with other settings; use another output_dir")
     else:
         os.makedirs(folder, exist_ok=True)
-        episodes = play_round(suite, player, options, args, max_length)
+        episodes = play_round(suite, player, options, args, shots, max_length)
         total = len(range(state.process_index, options.samples, state.num_processes))
         played = list(tqdm(episodes, total=total, desc=os.path.basename(folder), unit="episode",
                            disable=not state.is_main_process))  # fmt: skip

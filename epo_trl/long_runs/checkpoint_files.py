@@ -145,12 +145,17 @@ def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str]) ->
         shutil.rmtree(path, ignore_errors=True)
 
 
+def abandoned(folder: Path, suffix: str = "") -> Path:
+    """Returns the first path `_abandoned-<number><suffix>` in a folder that does not exist."""
+    paths = (folder / f"_abandoned-{number}{suffix}" for number in count(1))
+    return next(path for path in paths if not path.exists())
+
+
 def set_aside(folder: str | os.PathLike[str], step: int, resumed: str) -> None:
     """Renames checkpoints of later steps to `_abandoned-<number>-checkpoint-<step>`, which no run uses or deletes."""
     for path in checkpoints(folder):
         if step_of(path) > step:
-            names = (path.with_name(f"_abandoned-{number}-{path.name}") for number in count(1))
-            free = next(name for name in names if not name.exists())
+            free = abandoned(path.parent, f"-{path.name}")
             path.rename(free)
             warnings.warn(
                 f"{path} is later than {resumed}, from which the run resumes: renamed to {free.name}", stacklevel=2

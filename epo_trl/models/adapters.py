@@ -100,7 +100,7 @@ class Adapter:
         A head that shares its weights with the embedding gets its own if the adapter changes one of the two.
 
         Raises:
-            ValueError: If the adapter's weights are not finite.
+            InputError: If the adapter's weights are not finite.
         """
         model = self.on(self.load_base(**kwargs))
         if is_adapted(model.get_input_embeddings()) or is_adapted(model.get_output_embeddings()):

@@ -120,7 +120,7 @@ def paper_table(study: Study, outcomes: pd.DataFrame) -> str:
 
 def paper_differences(study: Study, outcomes: pd.DataFrame) -> str:
     """Tabulates each arm's success on the test lists minus the baseline's, over the pairs that played the same list."""
-    rates = _rates(study, outcomes.assign(rates=comparable_rates(study, outcomes)))
+    rates = _rates(study, outcomes.assign(rates=_comparable_rates(study, outcomes)))
     rates = _add_mean(rates, [name for name in rates if name.endswith(" Succ.")])
     runs, base = dict(by_arm(outcomes)), select_arm(outcomes, study.baseline)
     differences = {
@@ -159,7 +159,7 @@ def list_splits(outcomes: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(split for rates in outcomes.rates for split in rates))
 
 
-def comparable_rates(study: Study, outcomes: pd.DataFrame) -> list[dict[str, list[float]]]:
+def _comparable_rates(study: Study, outcomes: pd.DataFrame) -> list[dict[str, list[float]]]:
     """Returns each run's rates on the lists that the baseline of its seed played by the same protocol, as long."""
     base = select_arm(outcomes, study.baseline).lists
     return [

@@ -81,8 +81,8 @@ class PolicyEngine(Engine):
         if trainer.args.request_seeds and not self.takes_seeds:
             raise InputError(
                 "request_seeds: expected False, except with vLLM where it does not generate in lockstep, got True. In "
-                "step, samples are drawn in the same order in every run; with continuous batching, set env_workers to "
-                "0 for that"
+                "lockstep, samples are drawn in the same order in every run; with continuous batching, set "
+                "env_workers to 0 for that"
             )
         self._trainer = trainer
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from itertools import count
 from pathlib import Path
 
 from epo_trl.errors import InputError
+from epo_trl.long_runs.checkpoint_files import abandoned
 from epo_trl.types import StopReason
 from epo_trl.watch.sample import Sample, read_samples
 
@@ -24,8 +24,7 @@ def set_samples_aside(output_dir: str | os.PathLike[str], rl_step: int) -> None:
     last = sample_file(output_dir, rl_step)
     later = [file for file in last.parent.glob("rl_step_*.jsonl") if file.name > last.name]
     if later:
-        folders = (last.parent / f"_abandoned-{number}" for number in count(1))
-        aside = next(folder for folder in folders if not folder.exists())
+        aside = abandoned(last.parent)
         aside.mkdir()
         for file in later:
             file.rename(aside / file.name)
