@@ -51,7 +51,7 @@ test: $(STAMP)  ## the full test suite
 test-fast: $(STAMP)  ## the quick tests, for use during development
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not slow and not games"
 
-test-device: $(STAMP)  ## the trainers on a simulated CUDA device in host memory; builds it first, which takes a minute
+test-device: $(STAMP)  ## the trainers on a GPU, or else on a CUDA device simulated in host memory, which takes a minute to build
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= tests/device
 
 test-hub: $(STAMP)  ## LoRA, plain transformers and PEFT, the merged export, with a real chat model: make test-hub CHECKPOINT=ID_OR_FOLDER

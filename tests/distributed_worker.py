@@ -182,7 +182,7 @@ def start(with_deepspeed: bool, timeout_seconds: float = 60) -> int:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it is compiled for 38 s
     dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout_seconds))
     if with_deepspeed:
-        deepspeed.init_distributed("gloo")  # joins that group: a reference is loaded in parts before the engine starts
+        deepspeed.init_distributed(BACKEND)  # joins that group: a reference is loaded in parts before the engine starts
     return dist.get_rank()
 
 

@@ -19,18 +19,19 @@ from server_process import free_port
 
 TESTS = Path(__file__).parent
 TIMEOUT_SECONDS = 300
+DEVICE = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}  # tests/device has another
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs deepspeed")
 
 
 def launch(
     script: str, runs: Sequence[str], folder: Path, *arguments: str, timeout_seconds: float = TIMEOUT_SECONDS,
-    start: Callable[..., Any] = forked.start,
+    start: Callable[..., Any] = forked.start, world: int = WORLD,
 ) -> None:  # fmt: skip
     """Runs one process per rank; kills them all and shows what they wrote if one fails or time is up."""
     words = [str(TESTS / script), ",".join(runs), str(folder), *arguments]
-    env = {**_environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD)}
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(WORLD)} for rank in range(WORLD)]
+    env = {**_environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)} for rank in range(world)]
     _run([(words, {**env, **rank}) for rank in ranks], folder, "rank", timeout_seconds, start)
 
 
@@ -60,9 +61,10 @@ def launch_nodes(
 
 def _environment() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "PYTEST_"))}
-    return env | {
-        "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
+    paths = [str(TESTS.parent), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return env | DEVICE | {
+        "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join(paths),
     }  # fmt: skip
 
 

@@ -88,9 +88,8 @@ def make_ppo(folder: Path | str, *, model: Any = None, suite: Any = None, **chan
     trainer = _trainer(EPOPPOTrainer, EPOPPOConfig, folder, model, suite, {**defaults, **changes})
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(1)
-        trainer.critic.head.weight.normal_()
-        if trainer.critic.token_head is not None:
-            trainer.critic.token_head.weight.normal_()
+        for head in filter(None, (trainer.critic.head, trainer.critic.token_head)):
+            head.weight.copy_(torch.randn(head.weight.shape))  # the same on every device
     return trainer
 
 

@@ -1,4 +1,4 @@
-"""Tests that other files define for the CPU, on the stand-in device: each is here by its import."""
+"""Tests that other files define for the CPU, on a GPU or the stand-in for one: each is here by its import."""
 
 # ruff: noqa: F401
 from test_epo_trainer import (

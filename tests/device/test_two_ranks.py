@@ -1,5 +1,6 @@
-"""Two ranks with a stand-in device each: what test_distributed.py asks of DDP, in which no CPU tensor is sent."""
+"""Two ranks with a device each: what test_distributed.py asks of DDP, in which no CPU tensor is sent."""
 
+import gpu
 import pytest
 from distributed_worker import TABLE, WORLD
 from launcher import launched_once, start_program
@@ -17,6 +18,7 @@ from test_distributed import (  # noqa: F401
 )
 from trainer_kit import difference, make_model
 
+pytestmark = pytest.mark.skipif(gpu.COUNT == 1, reason="needs two GPUs, or the stand-in")
 RUNS = ["ddp-grpo", "ddp-ppo-separate", "ddp-ppo-value_head", "ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table"]
 
 
