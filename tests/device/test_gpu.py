@@ -246,7 +246,7 @@ def test_an_engine_decodes_greedily_what_plain_generate_does(tmp_path, backend, 
 def test_a_single_rank_trains_and_resumes_bit_equal_inside_an_rl_step(tmp_path, mode):
     methods = ("grpo", "ppo")
     runs = [f"{mode}-alone-{method}" for method in methods]
-    launch("device/ranks.py", runs, tmp_path, world=1, start=start_program, timeout_seconds=150)
+    launch("device/ranks.py", runs, tmp_path, world=1, start=start_program, timeout_seconds=110)
     for method, run in zip(methods, runs, strict=True):
         straight, resumed = json.loads((tmp_path / run / "rank0.json").read_text())
         weights = torch.load(tmp_path / run / "weights0.pt")
