@@ -2,11 +2,13 @@
 
     python benchmarks/bench_epo_overhead.py
     python benchmarks/bench_epo_overhead.py --wide
+    python benchmarks/bench_epo_overhead.py --real  # on a GPU
 
 Rollouts do not depend on the terms, so they are played once. Every micro-batch then goes forward and backward with each
 loss, several times, in turns and in one process: the overhead is smaller than the noise between two processes or two
 seconds. `TRL's loss` omits the terms, their metrics and the history; `lambda = 0` still computes the metrics. EPO's
-overhead is in the LM head: `--wide` uses a model whose head has as large a share of the work as that of Qwen2.5-0.5B.
+overhead is in the LM head: `--wide` uses a model whose head has as large a share of the work as that of Qwen2.5-0.5B,
+`--real` a model of its sizes, with prompts of several hundred tokens and gradient checkpointing.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from bench_update import make_model
+from bench_update import REAL, make_model
 from harness import now, parser, table, trainer_settings, write
 from torch import Tensor
 from trl import GRPOTrainer, ModelConfig
@@ -74,16 +76,18 @@ class Compared(EPOTrainer):
         return output
 
 
-def make(steps: int, repeats: int, wide: bool) -> Compared:
-    """Creates the measuring trainer."""
+def make(steps: int, repeats: int, sizes: dict[str, int] | None) -> Compared:
+    """Creates the measuring trainer, of a model with these sizes or the tiny one."""
     suite = GeneratedAlfworld(n_train=256, n_iid=0, n_ood=0, task_types=["pick_and_place_simple"])
-    model, tokenizer = load_policy(ModelConfig("tiny"), suite, "compact")
-    if wide:
-        model = make_model(WIDE)
+    template = "alfworld" if sizes is REAL else "compact"
+    model, tokenizer = load_policy(ModelConfig("tiny"), suite, template)
+    if sizes:
+        model = make_model(sizes)
     config = EPOConfig(
-        **trainer_settings(bf16=False), learning_rate=0.0, max_steps=steps, num_generations=8, seed=0,
-        per_device_train_batch_size=1 if wide else 8, gradient_accumulation_steps=8 if wide else 4, turn_buckets=3,
-        max_turns=10, max_prompt_length=512, max_completion_length=20, prompt_template="compact",
+        **trainer_settings(bf16=False, gradient_checkpointing=sizes is REAL), learning_rate=0.0, max_steps=steps,
+        per_device_train_batch_size=1 if sizes else 8, gradient_accumulation_steps=8 if sizes else 4, turn_buckets=3,
+        num_generations=8, seed=0, max_turns=10, max_prompt_length=1024 if sizes is REAL else 512,
+        max_completion_length=20, prompt_template=template,
     )  # fmt: skip
     trainer = Compared(model, suite, args=config, processing_class=tokenizer)
     trainer.watch(repeats)
@@ -94,9 +98,11 @@ def main() -> None:
     """Runs the benchmark and prints a table."""
     args = parser(__doc__)
     args.add_argument("--repeats", type=int, default=3, help="times that each loss processes a micro-batch")
-    args.add_argument("--wide", action="store_true", help="a larger model with the proportions of Qwen2.5")
+    model = args.add_mutually_exclusive_group()
+    model.add_argument("--wide", action="store_true", help="a larger model with the proportions of Qwen2.5")
+    model.add_argument("--real", action="store_true", help="a model with the sizes of Qwen2.5-0.5B")
     given = args.parse_args()
-    trainer = make(given.rounds, given.repeats, given.wide)
+    trainer = make(given.rounds, given.repeats, WIDE if given.wide else REAL if given.real else None)
     trainer.train()
     passes, other = trainer.passes, {name: statistics.median(seconds) for name, seconds in trainer.other.items()}
     base = statistics.median(passes[TRL]) * trainer.args.gradient_accumulation_steps

@@ -1,6 +1,7 @@
 """Time of a rollout of many turns: this package against TRL's own loop over tool calls, on the same model.
 
     python benchmarks/bench_rollout.py --turns 5 10 20
+    python benchmarks/bench_rollout.py --turns 8 --episodes 16 --words 512 --real --rounds 1  # on a GPU
 
 All play the same game, which answers every action with a text of the same length and never ends. A logits processor
 forces all responses to the same tokens, so each run makes the same number of turns and of sampled tokens. TRL's
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 import trl.chat_template_utils as templates
-from bench_update import make_model
+from bench_update import REAL, make_model
 from datasets import Dataset
 from harness import Work, measure, parser, table, trainer_settings, write
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -76,7 +77,7 @@ class Script(LogitsProcessor):
 
 def make_scripted_model(tokenizer: Any, sizes: dict[str, int], responses: Sequence[str]) -> Any:
     """Creates a model with these responses, whatever it is asked."""
-    model = make_model({**sizes, "vocab_size": len(tokenizer)})
+    model = make_model({"vocab_size": len(tokenizer), **sizes})
     ids, generate = tokenizer(list(responses), add_special_tokens=False)["input_ids"], model.generate
     model.generate = lambda *args, **kwargs: generate(
         *args, **kwargs, logits_processor=LogitsProcessorList([Script(ids)])
@@ -214,8 +215,9 @@ def main() -> None:
     args.add_argument("--words", type=int, default=64, help="words of an observation")
     args.add_argument("--hidden", type=int, default=256)
     args.add_argument("--layers", type=int, default=4)
+    args.add_argument("--real", action="store_true", help="the sizes of Qwen2.5-0.5B")
     given = args.parse_args()
-    sizes = {
+    sizes = REAL if given.real else {
         "hidden_size": given.hidden, "intermediate_size": 4 * given.hidden, "num_hidden_layers": given.layers,
         "num_attention_heads": max(4, given.hidden // 64), "num_key_value_heads": max(2, given.hidden // 256),
     }  # fmt: skip

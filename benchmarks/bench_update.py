@@ -1,6 +1,7 @@
 """Time and memory of one micro-batch of an update (forward and backward) on windowed episodes.
 
     python benchmarks/bench_update.py --turns 5 15 50
+    python benchmarks/bench_update.py --turns 15 --prompt 700 --response 64 --real  # on a GPU
 
 Four ways to update on the same turns, with the same loss:
 
@@ -40,6 +41,11 @@ from epo_trl.trainers.scoring.turn_layout import TurnLayout
 from epo_trl.types import Episode, StopReason, Turn
 
 HISTORY = 2
+# Qwen2.5-0.5B
+REAL = {
+    "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2,
+}  # fmt: skip
 
 
 def make_episodes(count: int, turns: int, prompt: int, response: int, vocabulary: int) -> list[Episode]:
@@ -93,7 +99,7 @@ def _right(rows: list[list[int]], value: int = 0) -> torch.Tensor:
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value).to(device())
 
 
-def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int) -> Work:
+def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int, checkpointing: bool = False) -> Work:
     """Builds a benchmark of one forward and backward pass in the given way."""
     model, tokenizer = make_model(sizes), build_tokenizer(corpus(ToySuite(), "compact"))
     settings = trainer_settings(
@@ -118,6 +124,8 @@ def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int)
     batch["num_items_in_batch"] = (batch["completion_mask"] * batch.get("tool_mask", 1)).sum()
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
+    if checkpointing:
+        trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     head = compact_scoring if way == "whole rows, responses scored" else nullcontext
 
@@ -142,17 +150,19 @@ def main() -> None:
     args.add_argument("--hidden", type=int, default=256)
     args.add_argument("--layers", type=int, default=4)
     args.add_argument("--vocabulary", type=int, default=16384)
+    args.add_argument("--real", action="store_true", help="the sizes of Qwen2.5-0.5B, and gradient checkpointing")
     given = args.parse_args()
-    sizes = {
+    sizes = REAL if given.real else {
         "vocab_size": given.vocabulary, "hidden_size": given.hidden, "intermediate_size": 4 * given.hidden,
         "num_hidden_layers": given.layers, "num_attention_heads": max(4, given.hidden // 64),
         "num_key_value_heads": max(2, given.hidden // 256),
     }  # fmt: skip
     results, rows = {}, []
     for turns in given.turns:
-        episodes = make_episodes(given.episodes, turns, given.prompt, given.response, given.vocabulary)
+        episodes = make_episodes(given.episodes, turns, given.prompt, given.response, sizes["vocab_size"])
         ways = ("ours", "whole rows", "whole rows, responses scored", "a row per turn")
-        measured = measure({way: partial(make, way, episodes, sizes, given.buckets) for way in ways}, given.rounds)
+        works = {way: partial(make, way, episodes, sizes, given.buckets, given.real) for way in ways}
+        measured = measure(works, given.rounds)
         ours, results[turns] = measured["ours"], measured
         for way, one in measured.items():
             rows.append([

@@ -17,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +81,8 @@ def measure(
             processes[-1].start()
         theirs.close()
         results[name] = Measurement()
-        _answer(pipes[name], name)
+    for name, pipe in pipes.items():  # all build at the same time
+        _answer(pipe, name)
     turns = [(i, name) for i in range(-warmup, rounds) for name in pipes]
     for i, name in tqdm(turns, unit="run", leave=False):
         pipe = pipes[name]
@@ -105,11 +108,62 @@ def _answer(pipe: Any, name: Any) -> Any:
 def _serve(pipe: Any, make: Callable[[], Work]) -> None:
     work = make()
     before = _held()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     pipe.send(None)
     while pipe.recv():
         start = now()
         result = work()
-        pipe.send((now() - start, (_peak() - before) / 2**20, result))
+        seconds = now() - start
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # the variants share the GPU
+        pipe.send((seconds, (_peak() - before) / 2**20, result))
+
+
+class PhaseClock:
+    """Seconds and peak memory by phase. A phase inside another one does not count for the outer one."""
+
+    def __init__(self) -> None:
+        self.phases = ["the rest"]
+        self.start()
+
+    def start(self) -> None:
+        """Discards what was measured so far."""
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.peaks: dict[str, float] = defaultdict(float)
+        self.reserved = 0.0
+        self.mark = now()
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+    def note(self) -> None:
+        """Adds the time since the last call to the current phase."""
+        phase, time = self.phases[-1], now()
+        self.seconds[phase] += time - self.mark
+        self.mark = time
+        if torch.cuda.is_available():
+            self.peaks[phase] = max(self.peaks[phase], torch.cuda.max_memory_allocated())
+            self.reserved = max(self.reserved, torch.cuda.max_memory_reserved())
+            torch.cuda.reset_peak_memory_stats()
+
+    def begin(self, phase: str) -> None:
+        """Begins a phase."""
+        self.note()
+        self.phases.append(phase)
+
+    def end(self) -> None:
+        """Ends the current phase."""
+        self.note()
+        self.phases.pop()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measures a block."""
+        self.begin(name)
+        try:
+            yield
+        finally:
+            self.end()
 
 
 def now() -> float:
