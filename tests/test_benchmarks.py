@@ -46,10 +46,11 @@ def test_a_profile_counts_the_sampled_tokens_and_every_second_once():
     model, tokenizer = profile_model.load("tiny", suite)
     folder, given = tempfile.mkdtemp(), {"episodes": 8, "micro_batch": 4, "turns": 2, "rollout_turns": 1, "response": 3}
     model.save_pretrained(folder)
-    given = Namespace(**given, rounds=1, checkpointing=True, attention="sdpa", model="tiny")
+    given = Namespace(**given, rounds=1, attention="sdpa", model="tiny")
     start = time.perf_counter()
-    trainer = profile_model.make(folder, tokenizer, suite, {"lora"}, given)
-    measured = profile_model.measure(trainer, {"lora"}, given, 1e12)
+    variant = {"lora", "checkpointing"}
+    trainer = profile_model.make(folder, tokenizer, suite, variant, given)
+    measured = profile_model.measure(trainer, variant, given, 1e12)
     assert trainer.model.base_model.model.is_gradient_checkpointing
     assert measured["sums"]["sampled"] == 8 * 3 and measured["sums"]["response"] == 8 * 2 * 3
     seconds, named = measured["seconds"], {profile_model.PREFILL, profile_model.LOSS, profile_model.STEP}
