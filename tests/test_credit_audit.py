@@ -299,6 +299,7 @@ class Fixed(TextEnv):
 # --------------------------------------------------------------------------------------------------------- critics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 @pytest.mark.parametrize("critic", ["separate", "value_head", "adapter"])
 def test_the_values_of_a_saved_critic_are_those_before_each_token(tmp_path, critic, context):

@@ -150,6 +150,7 @@ def recipes(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_make_train_waits_until_its_recipe_has_saved(recipes, tmp_path):
     process, log = start(tmp_path, recipes / "make_train.py", SAVES="1")
     wait_for(process, log, "ready")
@@ -159,6 +160,7 @@ def test_make_train_waits_until_its_recipe_has_saved(recipes, tmp_path):
     assert lines[-2:] == ["saved", "interrupted; run the same command again to resume from the last checkpoint"]
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_make_train_and_its_recipe_at_once(recipes, tmp_path):
     process, log = start(tmp_path, recipes / "make_train.py", SAVES="60")
     wait_for(process, log, "ready")

@@ -56,6 +56,7 @@ def micro_batch_reads(trainer):
     return reads.ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_micro_batch_asks_the_device_for_nothing(tmp_path, name):
     ends = {"bootstrap_truncated": False} if name in PPO else {}

@@ -99,7 +99,8 @@ def lines_of(folder):
     return {path.name: path.read_text() for path in sorted((folder / "episodes").iterdir())}
 
 
-@pytest.mark.parametrize("make", [resumable, pytest.param(resumable_ppo, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [resumable, resumable_ppo])
 def test_a_run_that_goes_on_inside_an_rl_step_keeps_the_same_episodes_once(tmp_path, make):
     """An RL step is four optimizer steps here."""
     make(tmp_path, max_steps=4, **MINI_BATCHES).train()

@@ -150,6 +150,7 @@ def test_the_schedule_counts_what_is_left_at_the_end_of_an_epoch(tmp_path):
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path):
     """With a history per turn; test_method_table.py has one per step."""
     straight = resumable(tmp_path / "straight", entropy_history="turn")

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -15,7 +16,6 @@ from epo_trl.trainers import EPOPPOTrainer
 PACKAGE = ROOT / "epo_trl"
 FILES = [path for folder in ("epo_trl", "recipes", "tests/with_vllm") for path in sorted((ROOT / folder).rglob("*.py"))]
 CONTRACTS = ("test_trl_contract.py", "test_library_contract.py")
-OWN = ("self", "cls", "super()")  # what a class says of itself
 DOCUMENTED = {"_exit", "_asdict"}  # of os, of a named tuple
 
 
@@ -30,8 +30,15 @@ def defined(tree: ast.AST) -> set[str]:
     return functions | variables | {n.attr for n in own_attributes(tree) if isinstance(n.ctx, ast.Store)}
 
 
-def own_attributes(tree: ast.AST) -> list[ast.Attribute]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) in OWN]
+def own_attributes(tree: ast.AST) -> set[ast.Attribute]:
+    """Returns the attributes of `self`, `cls` and `super()`."""
+    return {node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_own(node.value)}
+
+
+def is_own(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id == "super"
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
 
 
 def touched(tree: ast.AST) -> set[str]:
@@ -54,14 +61,16 @@ def touched(tree: ast.AST) -> set[str]:
 def inherited(kind: type) -> set[str]:
     """Returns what the bases of a class that are not ours define or set."""
     lineage = EPOPPOTrainer.__mro__ if kind in EPOPPOTrainer.__mro__ else kind.__mro__  # a mixin's is the trainer's
-    names: set[str] = set()
-    for base in lineage:
-        if base.__module__.split(".")[0] not in ("epo_trl", "builtins", __name__):
-            try:
-                names |= {*vars(base), *re.findall(r"\bself\.(_\w+)", inspect.getsource(base))}
-            except (OSError, TypeError):  # without source
-                names |= {*vars(base)}
-    return names
+    foreign = (base for base in lineage if base.__module__.split(".")[0] not in ("epo_trl", "builtins", __name__))
+    return set().union(*map(made_by, foreign))
+
+
+@functools.cache
+def made_by(kind: type) -> set[str]:
+    try:
+        return {*vars(kind), *re.findall(r"\bself\.(_\w+)", inspect.getsource(kind))}
+    except (OSError, TypeError):  # without source
+        return {*vars(kind)}
 
 
 def foreign_names(tree: ast.Module, classes: dict[str, type]) -> set[str]:

@@ -184,6 +184,7 @@ def test_textworld_parses_every_text_by_one_function_and_keeps_its_grammar():
     expect_lines("_logic", inspect.getsource(pddl), "self._logic = ", "self._logic.grammar.derive(")
 
 
+@pytest.mark.slow
 def test_a_client_of_openenv_holds_the_connection_of_its_session():
     openenv = pytest.importorskip("openenv.core")
     expect("_ws", None, lambda: openenv.GenericEnvClient("http://localhost:1")._ws)

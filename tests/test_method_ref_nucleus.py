@@ -195,6 +195,7 @@ def nucleus_of(trainer, batch):
     return trainer.scorer.nucleus(trainer.model, rows, layout, len(rows), 0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_stays_where_the_policy_began(tmp_path, kind):
     make, changes = KINDS[kind]

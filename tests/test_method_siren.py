@@ -235,6 +235,7 @@ def give_no_advantage(trainer):
     credit.credit = lambda batch: replace(made := given(batch), advantages=0 * made.advantages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_entropy_is_drawn_to_the_anchor(tmp_path, kind):
     """From below and from above."""
@@ -254,6 +255,7 @@ def test_the_entropy_is_drawn_to_the_anchor(tmp_path, kind):
     assert start == pytest.approx(again) and 1.0 < low < start - 0.1 and start + 0.1 < high < 3.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved_at", [1, 3])
 def test_a_resumed_run_has_the_anchor_of_its_first_batch(tmp_path, saved_at):
     """Two updates on each batch: one checkpoint lies in the middle of the first batch."""

@@ -335,6 +335,7 @@ def test_a_run_trains_on_the_groups_that_were_taken_instead(tmp_path):
 # --------------------------------------------------------------------------------------------------------------- loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "luspo"])
 @pytest.mark.parametrize("passes", [4, 2], ids=["one update", "two updates"])
 def test_a_term_made_of_the_policy_mean_counts_like_trls_own_policy_loss(tmp_path, loss_type, passes):

@@ -56,6 +56,7 @@ def value_of(trainer, ids):
         return float(hidden @ trainer.critic.head.weight[0] + trainer.critic.head.bias[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", CRITICS)
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("passes", [{"turn_buckets": 1}, {"turn_buckets": 3}, {"pack_turns": True}], ids=str)
@@ -411,6 +412,7 @@ def moved(trainer, before):
     return largest(policy), largest(critic)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw_torch", "sgd"])
 def test_in_the_warm_up_the_critic_alone_is_trained(tmp_path, optimizer):
     settings = {"critic_warmup_steps": 2, "weight_decay": 0.1, "optim": optimizer, "lr_scheduler_type": "constant"}

@@ -293,6 +293,7 @@ def test_an_environment_that_is_not_there_is_an_error_that_names_it(name, says):
         parse_recipe(SFTConfig, argv=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(ROOT.glob("studies/*.yaml")), ids=lambda path: path.stem)
 def test_the_recipes_take_the_configs_of_a_shipped_study(path, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)

@@ -480,6 +480,7 @@ def test_inside_an_rl_step_its_division_must_stay(tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "changes"),
     [(resumable, {}), pytest.param(resumable_ppo, {"critic_learning_rate": 1e-60}, marks=pytest.mark.slow)],

@@ -167,7 +167,8 @@ def test_names_are_shown_as_they_are():
     assert code("a`b|c") == "`` a`b\\|c ``" and code("a") == "`a`"
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 6])
 def test_any_number_of_arms_with_any_name_is_drawn(tmp_path, count):
     names = [f"arm $x^{{{i}}} | <b>" + "long" * 20 for i in range(count)]
     study = study_of(*names)

@@ -48,6 +48,7 @@ def adapter(request, tmp_path):
     return SimpleNamespace(on=request.param, folder=folder, model=model, logits=logits(model))
 
 
+@pytest.mark.slow
 def test_wherever_an_adapter_is_merged_the_policy_is_the_same(adapter, tmp_path):
     """In memory, in a checkpoint, and in the base of a run that trains all weights."""
     start = ModelConfig(str(adapter.folder))

@@ -362,6 +362,7 @@ def update_logps(trainer, inputs):
     return logps.detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("family", ["seed_oss", "llama", "gemma", "gemma2"])
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])

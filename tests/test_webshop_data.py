@@ -195,6 +195,7 @@ def test_an_instruction_that_is_not_the_generator_s_is_refused():
         read_instruction("a zeppelin")
 
 
+@pytest.mark.slow
 def test_too_many_goals_for_the_products_are_refused():
     with pytest.raises(EnvError, match="n_iid: expected at most about .* goals with 5 products, got 700"):
         generate(n_products=5, n_train=10, n_iid=700)
