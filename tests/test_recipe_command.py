@@ -139,6 +139,23 @@ def test_a_bug_keeps_its_traceback(bug, typed):
         typed(bug, "--config", str(TINY))
 
 
+@pytest.mark.parametrize(
+    ("error", "notes"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 22.00 MiB."), [program.LESS_MEMORY]),
+        (RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"), [program.LESS_MEMORY]),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), []),
+    ],
+)
+def test_a_full_gpu_keeps_its_traceback_which_ends_with_what_to_do(error, notes, typed):
+    def full(line):
+        raise error
+
+    with pytest.raises(RuntimeError) as caught:
+        typed(full, "--config", str(TINY))
+    assert getattr(caught.value, "__notes__", []) == notes
+
+
 @pytest.mark.parametrize("error", ["KeyError('train')", "ValueError('no game')"])
 @pytest.mark.parametrize("folder", [ROOT / "recipes" / "my_env", None], ids=["recipes", "elsewhere"])
 def test_an_exception_of_a_user_s_environment_keeps_its_traceback(error, folder, typed, tmp_path):

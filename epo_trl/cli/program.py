@@ -57,6 +57,10 @@ The same command continues an interrupted audit. All options: epo-trl audit-cred
 POSITIONAL = {"play": ("--environment", PLAY_USAGE), "audit-credit": ("--audited_run", AUDIT_USAGE)}
 
 EXIT_CODE = 128 + signal.SIGINT  # exit code that a shell reports after Ctrl-C
+LESS_MEMORY = (
+    "The GPU is full. Lower per_device_train_batch_size (train, sft) or parallel (evaluate), and see whether another "
+    "process uses the GPU; epo-trl memory --config computes what a run needs. More: docs/troubleshooting.md"
+)
 STOPPING = "stopping: the run saves a checkpoint after this step; press Ctrl-C again to end it at once"
 INTERRUPTED = "interrupted; the same command resumes from what was saved"
 # torchrun forwards a signal that the terminal has already sent to all processes.
@@ -275,6 +279,8 @@ def _run(main: Main, argv: Sequence[str], program: Program, with_traceback: bool
         pass
     except Exception as error:
         message = str(error) if isinstance(error, EpoTrlError) else explain(error)
+        if not message and isinstance(error, RuntimeError) and "out of memory" in str(error):
+            error.add_note(LESS_MEMORY)
         if with_traceback or not message:
             raise
         return one_line(message)
