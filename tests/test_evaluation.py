@@ -178,9 +178,14 @@ def test_names_in_a_table_are_no_markup(kinds):
     assert all(name in text for name in (*kinds, "[red]s", "[/x]", "[/label]", ":bug:"))
 
 
-def test_the_order_of_the_episodes_does_not_matter(report):
-    back = EvalReport.from_episodes(EPISODES[::-1], protocol="alfworld-tiny20", suite="toy", split="iid", seconds=1.5)
-    assert json.dumps(back.to_dict()) == json.dumps(report.to_dict())
+def test_the_order_of_the_episodes_does_not_matter():
+    """Without tasks that a list repeats."""
+    episodes = [replace(one, task_id=str(i)) for i, one in enumerate(EPISODES)]
+    one, back = (
+        EvalReport.from_episodes(order, protocol="alfworld-tiny20", suite="toy", split="iid", seconds=1.5)
+        for order in (episodes, episodes[::-1])
+    )
+    assert json.dumps(back.to_dict()) == json.dumps(one.to_dict())
 
 
 def test_a_report_survives_json_and_carries_the_whole_protocol(report):
@@ -296,19 +301,34 @@ def test_a_comparison_under_two_protocols_names_both():
         "; protocol alfworld50, that of the other alfworld50+temperature=0"
     )
     assert "protocol" not in compare([first], {"iid": first}, "o.json")
+    edited = replace(first, protocol=replace(first.protocol, max_turns=40, history_length=0, description="new"))
+    assert compare([first], {"iid": edited}, "o.json").endswith(
+        "; two protocols are named alfworld50: max_turns 50 and 40, history_length 2 and 0"
+    )
+
+
+def test_a_task_that_a_list_repeats_is_paired_in_the_order_of_play():
+    one, other = (
+        EvalReport.from_episodes(
+            [replace(EPISODES[1], task_id="a", won=won) for won in wins], protocol="alfworld50", suite="toy",
+            split="iid", seconds=1.0,
+        )
+        for wins in ((True, False), (False, True))
+    )  # fmt: skip
+    assert PairedOutcomes.of(one, other) == PairedOutcomes(0, 1, 1, 0)
 
 
 def test_games_with_the_same_ids_but_other_settings_or_contents_are_not_compared(tmp_path):
     path = tmp_path / "r.json"
-    settings = {"environment": {"games_seed": "0"}, "contents": "a", "splits": ["iid"]}
+    settings = {"environment": {"games_seed": "0"}, "contents": {"iid": "a", "ood": "b"}}
     content = {"reports": [played("10").to_dict()], "settings": settings}
     path.write_text(json.dumps(content))
     assert read_reports(str(path), settings) == {"iid": played("10")}
     with pytest.raises(InputError, match="compare_to: expected the same games.*games_seed '0' there, '1' now"):
         read_reports(str(path), settings | {"environment": {"games_seed": "1"}})
     with pytest.raises(InputError, match="compare_to: expected the same games.*other contents"):
-        read_reports(str(path), settings | {"contents": "b"})
-    assert read_reports(str(path), settings | {"contents": "b", "splits": ["iid", "ood"]})
+        read_reports(str(path), settings | {"contents": {"iid": "b"}})
+    assert read_reports(str(path), settings | {"contents": {"iid": "a", "train": "c"}})
     assert read_reports(str(path), settings | {"environment": {"games_seed": "0", "of_a_later_version": "1"}})
     path.write_text(json.dumps(content | {"settings": {}}))
     assert read_reports(str(path), settings)

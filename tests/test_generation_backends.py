@@ -1,7 +1,9 @@
 """The engines over a trainer's policy: in step by TRL's `_generate_single_turn`, or without a barrier."""
 
+import copy
 import socket
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,7 @@ import requests
 import torch
 from peft import LoraConfig
 from trainer_kit import make_config, make_model, make_ppo, make_trainer
+from trl.generation.vllm_generation import VLLMGeneration
 
 from epo_trl.errors import InputError
 from epo_trl.rollout import EngineError
@@ -239,6 +242,49 @@ def test_a_server_is_left_to_itself_whatever_the_settings_say_about_sleep(tmp_pa
     with trainer.player.engine.keeping_vllm_awake():
         assert engine.enable_sleep_mode and not engine.asked
     assert not engine.asked
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_sending_an_adapter_s_policy_to_vllm_leaves_the_base_as_it_is(tmp_path, dtype):
+    """TRL merges the adapter into the base and unmerges it, which rounds: in bf16 the base drifts with every update."""
+    lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    trainer = make_trainer(tmp_path, model=make_model().to(dtype), peft_config=lora)
+    sent, model = [], trainer.model
+    engine = VLLMGeneration.__new__(VLLMGeneration)
+    engine.model, engine._dist = model, SimpleNamespace(gather_params=lambda _: nullcontext(), is_fsdp=False)
+    engine.sync_weights = lambda: sent.append({name: p.clone() for name, p in engine._iter_named_params()})
+    engine._llm_weights_sleeping = False
+    trainer.vllm_generation, trainer.vllm_mode, trainer._last_loaded_step = engine, "colocate", -1
+    names = [name for name, _ in model.named_parameters() if ".base_layer." in name]
+    base = {name: model.get_parameter(name).detach().clone() for name in names}
+    assert {p.dtype for p in base.values()} == {dtype} and len(names) > 8
+    for step in range(1, 4):
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if "lora_" in name:
+                    p.add_(1e-3)
+        trainer.state.global_step = step
+        trainer.player.engine.load_weights()
+        assert all(torch.equal(model.get_parameter(name), value) for name, value in base.items())
+        expected = copy.deepcopy(model).merge_and_unload().state_dict()
+        assert len(sent) == step and all(torch.equal(sent[-1][name], expected[name]) for name in sent[-1])
+    assert any(not torch.equal(sent[0][name], sent[2][name]) for name in sent[0])
+
+
+def test_what_a_colocated_vllm_samples_depends_on_the_seed_of_the_run(tmp_path, monkeypatch):
+    """vLLM seeds the process that it is built in, with the number of its engine."""
+    drawn = {}
+
+    def build(**_):
+        torch.manual_seed(0)
+        return SimpleNamespace(structured_outputs_regex="none", generation_kwargs={})
+
+    monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", build)
+    for seed in (1, 2, 2):
+        make_trainer(tmp_path, use_vllm=True, vllm_mode="colocate", seed=seed)
+        found = torch.rand(3).tolist()
+        assert drawn.setdefault(seed, found) == found
+    assert drawn[1] != drawn[2]
 
 
 # ------------------------------------------------------------------------------------------- without a barrier

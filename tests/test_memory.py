@@ -139,6 +139,14 @@ def test_the_command_tells_what_fits(command):
     assert code == 0 and out.count("does not fit on 80 GB") == 1 and out.count("\nfits on 80 GB") == 1
 
 
+@pytest.mark.parametrize("path", sorted((DOCS.parent / "recipes").glob("*/*qwen2.5-*gpu.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_config_fits_on_its_gpus_with_turns_of_usual_length(path, command):
+    gpus = ["--gpus", "8"] if "8gpu" in path.stem else ["--gpus", "1", "--zero-stage", "0"]
+    turn = ["--prompt-tokens", "1000", "--response-tokens", "200"]
+    code, out, _ = command("memory", "--config", path, *gpus, *turn)
+    assert code == 0 and "\nfits on 80 GB" in out
+
+
 def test_adapters_take_their_own_memory():
     """Rank 2 on each linear layer: 2 layers x 2 x (4 x 4 + 2 x 6 + 3 x 14) = 280 weights in fp32, of 4 bytes."""
     assert SHAPE.adapter_parameters(2) == 280

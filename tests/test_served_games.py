@@ -6,10 +6,12 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from word_game import WordGame, reward_func, word_rows
 
 from epo_trl.cli import main
 from epo_trl.envs import EnvError, TaskSuite, TextEnv
 from epo_trl.envs.adapters.openenv_server import GameSession, ServedGames
+from epo_trl.envs.adapters.tools import ToolSuite
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.trap import TrapSuite
 
@@ -143,6 +145,24 @@ def test_an_observation_says_what_happened():
     assert (seen.accepted, seen.done, seen.reward, seen.is_success, seen.truncated) == (True, True, 1.0, True, False)
     state = session.state
     assert (state.episode_id, state.step_count, state.task_id, state.running) == ("e", 2, "train/0", False)
+
+
+@pytest.mark.parametrize("said", ["Win", " press  big Button ", "PRESS  BIG BUTTON"])
+def test_an_action_is_taken_in_the_spelling_of_the_list(said, monkeypatch):
+    """As in training and in `as_environment_factory`."""
+    info, taken = Count._info, []
+    listed = {"admissible_actions": ("win", "press  Big Button")}
+    monkeypatch.setattr(Count, "_info", lambda self, won=False: info(self, won) | listed)
+    step = Count.step
+    monkeypatch.setattr(Count, "step", lambda self, action: taken.append(action) or step(self, action))
+    assert play(make_session(), said, seed=0).accepted
+    assert taken == ["win" if said == "Win" else "press  Big Button"]
+
+
+def test_what_a_served_tool_environment_offers_comes_with_the_first_observation():
+    suite = ToolSuite(WordGame, word_rows(), reward_funcs=[reward_func])
+    (tool,) = play(make_session(ServedGames(suite)), seed=0).metadata["tools"]
+    assert tool.startswith("guess(guess: str)")
 
 
 def test_the_turn_limit_truncates_and_a_win_on_the_last_turn_is_no_truncation():

@@ -267,6 +267,17 @@ def test_reward_functions_get_what_trl_gives_them_and_none_is_left_out():
     ]
 
 
+@pytest.mark.filterwarnings("ignore:the tool 'stumble' raised", "ignore:rows. expected")
+@pytest.mark.parametrize("action", [tool_call("stumble"), tool_call("fly"), tool_call("set", score="high")])
+def test_reward_functions_see_the_error_that_the_agent_sees(action):
+    seen = []
+    env, *_ = started(ToolSuite(Failing, reward_funcs=[lambda completions, **_: seen.extend(completions) or [0.0]]))
+    observation = env.step(action)[0]
+    said, answer = seen[-1]
+    assert answer == {"role": "tool", "name": json.loads(action)["name"], "content": observation}
+    assert said["tool_calls"][0]["function"] == json.loads(action) and observation.startswith("Error: ")
+
+
 def test_reward_functions_add_to_the_environment_s_own_reward_as_with_trl():
     def judge(completions, **_):
         return [0.25]
@@ -350,7 +361,15 @@ def test_an_environment_without_rows_gets_the_seed_if_it_takes_one_and_says_its_
     assert len(suite.task_ids("train")) == 100 and suite.splits == ("train",)
     _, one, info = started(suite, seed=3)
     assert one == started(suite, seed=3)[1] != started(suite, seed=4)[1]
+    assert len({started(suite, task, seed=3)[1] for task in suite.task_ids("train")}) == 100  # as a trainer resets them
     assert info["task"] == "Draws its tasks itself."
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_environment_with_neither_rows_nor_a_seed_has_one_game_or_unequal_groups():
+    with pytest.warns(UserWarning, match="rows: expected rows, or a parameter `seed` of Scored.reset, got neither"):
+        ToolSuite(Scored)
+    ToolSuite(Scored, [{"start": 0.3}]), ToolSuite(Drawing)
 
 
 class Toolless:

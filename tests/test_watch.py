@@ -293,10 +293,11 @@ def test_the_command_writes_a_page_or_prints(tmp_path, command, monkeypatch):
 
 
 def test_the_page_of_an_evaluation_has_the_name_of_its_output(tmp_path, command):
-    for name in ("lr0.001", "lr0.003", "r.json"):
+    for name in ("lr0.001", "lr0.003", "r.json", "r.jsonl"):
+        (tmp_path / name).write_text("{}")  # the reports
         write_samples(evaluation_file(tmp_path / name), [sample(said=name).to_dict()])
         assert command("watch", tmp_path / name)[0] == 0
-    assert {path.name for path in tmp_path.glob("*.html")} == {"lr0.001.html", "lr0.003.html", "r.html"}
+    assert {path.name for path in tmp_path.glob("*.html")} == {"lr0.001.html", "lr0.003.html", "r.html", "r.jsonl.html"}
 
 
 def test_a_sample_without_prompt_and_tokens_is_one_too():

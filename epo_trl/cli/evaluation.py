@@ -72,7 +72,7 @@ def result_settings(
 def game_settings(suite: TaskSuite, splits: Iterable[str]) -> dict[str, Any]:
     """Returns the settings that decide, besides the suite's name, which games the ids of some lists name."""
     return {
-        "contents": content_digest([suite.content(split) for split in splits]),
+        "contents": {split: content_digest(suite.content(split)) for split in splits},
         "environment": {key: str(value) for key, value in suite.settings.items()},
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, SupportsFloat
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
@@ -94,3 +94,19 @@ def close_all(envs: list[TextEnv]) -> None:
 
 def _wrong(field: str, wanted: str, value: object) -> EnvError:
     return EnvError(f"{field}: expected {wanted}, got the {type(value).__name__} {shown(value)[:100]!r}")
+
+
+def admissible_spelling(action: str, admissible: Iterable[str]) -> str | None:
+    """Finds the admissible action with this spelling, or else one that differs only in case.
+
+    Args:
+        action: Action with collapsed white space.
+        admissible: Actions that the environment currently accepts.
+    """
+    squeezed = {squeeze(known): known for known in admissible}
+    return squeezed.get(action) or {known.lower(): squeezed[known] for known in squeezed}.get(action.lower())
+
+
+def squeeze(text: str) -> str:
+    """Collapses white space, as in the actions and thoughts of later prompts."""
+    return " ".join(text.split())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import comb
 from pathlib import Path
 from typing import Any
 
 from epo_trl.errors import InputError
+from epo_trl.evaluation.protocol import Protocol
 from epo_trl.evaluation.report import EvalReport
 
 
@@ -51,7 +52,7 @@ def read_reports(path: str, games: Mapping[str, Any]) -> dict[str, EvalReport]:
 
     Args:
         path: Path of the file.
-        games: Settings that decide which game an id names: `environment`, and `contents` of the lists `splits`.
+        games: Settings that decide which game an id names: `environment`, and `contents` of each list.
 
     Raises:
         InputError: If the file is missing or no evaluation, or its games had other settings.
@@ -73,9 +74,12 @@ def _check_same_games(path: str, found: Mapping[str, Any], games: Mapping[str, A
         for name in sorted(there.keys() & here.keys())  # a later version may have more settings
         if there[name] != here[name]
     ]
-    # One digest covers all lists, so those of other lists say nothing.
-    if found.get("splits") == games["splits"] and found.get("contents", games["contents"]) != games["contents"]:
-        differ.append("the tasks of the lists have other contents")
+    contents = found.get("contents", {})
+    differ += [
+        f"the tasks of {split!r} have other contents"
+        for split, content in games["contents"].items()
+        if isinstance(contents, Mapping) and contents.get(split, content) != content
+    ]
     if differ:
         raise InputError(
             f"compare_to: expected the same games, got other ones in {path} ({'; '.join(differ)}); evaluate both "
@@ -123,10 +127,20 @@ def compare(reports: list[EvalReport], others: dict[str, EvalReport], name: str)
     lines = []
     for report in reports:
         other = others[report.split]
-        counts, protocols = PairedOutcomes.of(report, other), (report.protocol.name, other.protocol.name)
-        differ = "; protocol {}, that of the other {}".format(*protocols) if protocols[0] != protocols[1] else ""
+        counts, differ = PairedOutcomes.of(report, other), _difference(report.protocol, other.protocol)
         lines.append(
             f"{report.split} against {name}: both won {counts.both}, only this {counts.only_first}, only the other "
             f"{counts.only_second}, neither {counts.neither}; McNemar's exact test, p = {counts.p_value:.3g}{differ}"
         )
     return "\n".join(lines)
+
+
+def _difference(here: Protocol, there: Protocol) -> str:
+    """Describes how two protocols differ; returns `""` if they do not."""
+    if here == there:
+        return ""
+    if here.name != there.name:
+        return f"; protocol {here.name}, that of the other {there.name}"
+    rules = [(rule.name, getattr(here, rule.name), getattr(there, rule.name)) for rule in fields(here) if rule.compare]
+    differ = ", ".join(f"{name} {mine!r} and {theirs!r}" for name, mine, theirs in rules if mine != theirs)
+    return f"; two protocols are named {here.name}: {differ}"

@@ -6,6 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any
 
 from rich import box
@@ -93,7 +94,7 @@ class EvalReport:
             seconds=seconds,
             wait_turns=sum(turn.action.lower() in WAITS for episode in episodes for turn in episode.turns),
             score_sum=sum(max(0.0, score) for score in scores) if scores else None,
-            outcomes=tuple(sorted((episode.task_id, episode.won) for episode in episodes)),
+            outcomes=tuple(sorted(((e.task_id, e.won) for e in episodes), key=itemgetter(0))),
         )
 
     @property

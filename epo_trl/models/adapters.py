@@ -127,6 +127,43 @@ def is_adapted(layer: Any) -> bool:
     return isinstance(layer, BaseTunerLayer)
 
 
+@contextmanager
+def keeping_base(model: Any) -> Iterator[None]:
+    """Restores the base to the bit where the block merges an adapter into it and unmerges it again.
+
+    PEFT subtracts what it has added. In bf16 both are rounded, so the base would change with every merge. While the
+    adapter is merged, the copies take as much memory as the adapted weights.
+    """
+    if not hasattr(model, "peft_config"):
+        yield
+        return
+    merge, unmerge = model.merge_adapter, model.unmerge_adapter
+    kept: list[tuple[Any, str, Any, torch.Tensor | None]] = []
+
+    def keep_and_merge(*args: Any, **kwargs: Any) -> None:  # under ZeRO-3, the caller has gathered the weights
+        for layer in filter(is_adapted, model.modules()):
+            base = layer.get_base_layer()
+            kept.extend(
+                (base, name, weight, weight.data.clone() if weight.is_floating_point() else None)
+                for name, weight in base.named_parameters(recurse=False)
+            )
+        merge(*args, **kwargs)
+
+    def unmerge_and_restore() -> None:
+        unmerge()
+        for base, name, weight, value in kept:
+            setattr(base, name, weight)  # a quantized weight is replaced, others change in place
+            if value is not None:
+                weight.data.copy_(value)
+        kept.clear()
+
+    model.merge_adapter, model.unmerge_adapter = keep_and_merge, unmerge_and_restore
+    try:
+        yield
+    finally:
+        del model.merge_adapter, model.unmerge_adapter
+
+
 def _untie(model: Any) -> None:
     """Gives the head its own copy of the weights that it shares with the embedding."""
     if getattr(model.config, "tie_word_embeddings", False):

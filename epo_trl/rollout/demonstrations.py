@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from epo_trl.envs.base import Info, TaskSuite, TextEnv
+from epo_trl.envs.border import squeeze
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
-from epo_trl.rollout.parsing import squeeze
 from epo_trl.rollout.templates import PastTurn
 
 ACTION = "<action> {action} </action>"

@@ -17,10 +17,10 @@ from typing import Any
 
 from epo_trl.bounds import Count, CountOrZero, check_bounds, option
 from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.border import squeeze
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.errors import InputError
 from epo_trl.rollout.demonstrations import play_expert
-from epo_trl.rollout.parsing import squeeze
 from epo_trl.rollout.templates import Example, PastTurn
 
 SPLIT = "train"

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-_SPACES = re.compile(r"\s+")
+from epo_trl.envs.border import admissible_spelling, squeeze
+
 MAX_PASSED_CHARS = 200  # maximum length of the part of an unparsable response that the environment gets
 
 
@@ -117,17 +118,6 @@ def parse_response(
     return ParsedResponse(spelling, thought)
 
 
-def admissible_spelling(action: str, admissible: Iterable[str]) -> str | None:
-    """Finds the admissible action with this spelling, or else one that differs only in case.
-
-    Args:
-        action: Action with collapsed white space.
-        admissible: Actions that the environment currently accepts.
-    """
-    squeezed = {squeeze(known): known for known in admissible}
-    return squeezed.get(action) or {known.lower(): squeezed[known] for known in squeezed}.get(action.lower())
-
-
 class _Block(NamedTuple):
     start: int  # of the opening tag
     content: str
@@ -141,8 +131,3 @@ def _blocks(text: str, tag: str) -> Iterator[_Block]:
     while (start := opening.search(text, position)) and (end := closing.search(text, start.end())):
         yield _Block(start.start(), text[start.end() : end.start()], end.end())
         position = end.end()
-
-
-def squeeze(text: str) -> str:
-    """Collapses white space, as in the actions and thoughts of later prompts."""
-    return _SPACES.sub(" ", text).strip()

@@ -25,7 +25,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, set_seed
 
 from epo_trl.devices import return_freed_memory
 from epo_trl.envs.base import TaskSuite
@@ -110,6 +110,8 @@ class EPOTrainer(LongRunTrainer):
             )
         if args.use_vllm:
             check_vllm_weights(self.model)
+            # A colocated vLLM has seeded this process with its own seed. The ranks of one engine draw the same.
+            set_seed(args.seed + args.process_index // args.vllm_tensor_parallel_size)
         use_short_progress(self)
         self.player.engine = make_engine(self)
         self.rules.set_model_limits(check_context_fits(args, self.rules.context, self.model.config), self.eos_token_ids)

@@ -13,6 +13,7 @@ from trl import GRPOTrainer
 
 from epo_trl.devices import seeded
 from epo_trl.errors import InputError
+from epo_trl.models.adapters import keeping_base
 from epo_trl.models.generate import UNCHANGED, decoding, without_own_settings
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes
 from epo_trl.rollout import ContextBuilder, Engine, InStep, Response
@@ -102,7 +103,8 @@ class PolicyEngine(Engine):
         trainer, step = self._trainer, self._trainer.state.global_step
         sleeps = trainer.vllm_mode == "colocate" and trainer.vllm_generation._llm_weights_sleeping
         if trainer._last_loaded_step != step or sleeps:
-            trainer.vllm_generation.sync_weights()  # also wakes the weights
+            with keeping_base(trainer.model):
+                trainer.vllm_generation.sync_weights()  # also wakes the weights
             trainer._last_loaded_step = step
 
     def weights_changed(self) -> None:

@@ -21,9 +21,9 @@ from typing import Any
 from datasets import Dataset
 
 from epo_trl.envs.base import Info, TaskSuite
+from epo_trl.envs.border import admissible_spelling
 from epo_trl.errors import InputError
 from epo_trl.rollout import RolloutSettings
-from epo_trl.rollout.parsing import admissible_spelling
 
 PROMPT = "You act in a world described in text. Call the tool `act` with one action at a time.\n"
 OVER = "The episode is over."

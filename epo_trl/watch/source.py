@@ -48,7 +48,7 @@ def find_samples(source: str | os.PathLike[str]) -> list[Sample]:
     if path.is_dir():
         samples = [sample for file in sorted((path / FOLDER).glob("*.jsonl")) for sample in read_samples(file)]
         missing = "a training run stores them there unless keep_episodes is 0"
-    elif path.suffix == ".jsonl" and path.is_file():
+    elif path.suffix == ".jsonl" and path.is_file() and not evaluation_file(path).is_file():
         samples, missing = read_samples(path), "the file is empty"
     else:
         samples, missing = _of_evaluation(path), "an evaluation stores them beside its output unless keep_episodes is 0"

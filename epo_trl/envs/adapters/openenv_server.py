@@ -20,7 +20,7 @@ from typing import Any
 from epo_trl import __version__
 from epo_trl.envs.adapters.numbered import FIRST_SEED
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
-from epo_trl.envs.border import ends_episode_alone, error_text
+from epo_trl.envs.border import admissible_spelling, ends_episode_alone, error_text
 
 MAX_ACTION_CHARACTERS = 100_000
 TASK_OPTIONS = ("task_id", "split", "index")
@@ -174,7 +174,8 @@ class GameSession:
         text, info = self._env.reset(seed=seed or 0, options={**games.env_options, "task_id": task_id})
         self._episode_id, self._task_id, self._turns, self._running = episode_id, task_id, 0, True
         rules = {"suite": games.suite.name, "protocol": games.protocol, "max_turns": games.max_turns}
-        return self._seen(text, info, accepted=True, metadata=rules)
+        tools = {"tools": list(info["tools"])} if "tools" in info else {}
+        return self._seen(text, info, accepted=True, metadata=rules | tools)
 
     def step(self, action: Any, timeout_s: float | None = None, **rest: Any) -> Any:
         """Performs an action, in the calling thread.
@@ -187,8 +188,9 @@ class GameSession:
         if self._failed or not self._running or self._env is None:
             raise EnvError("step: expected a running episode, got none; call reset first")
         games = self._games
-        text = action.message if games.suite.verbatim or games.suite.tools else " ".join(action.message.split())
-        listed = self._info["admissible_actions"]
+        listed, squeezed = self._info["admissible_actions"], " ".join(action.message.split())
+        verbatim = games.suite.verbatim or games.suite.tools
+        text = admissible_spelling(squeezed, listed or ()) or (action.message if verbatim else squeezed)
         seen, reward, terminated, truncated, info = self._env.step(text)
         self._turns += 1
         truncated = truncated or (games.max_turns is not None and self._turns >= games.max_turns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import random
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -53,12 +54,14 @@ class ToolEnv(TextEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Calls the object's `reset` with the row of a task, as TRL does, and returns its observation.
 
-        A `reset` with a parameter `seed` also gets the seed.
+        A `reset` with a parameter `seed` also gets one: a function of the episode's seed and the task's id, since a
+        trainer resets all tasks with the same seed.
         """
         row = copy.deepcopy(dict(self.suite.row((options or {}).get("task_id"))))
         self._row, self._messages, self._paid, self._answered = row, list[dict[str, Any]](), 0.0, False
         takes_seed = seed is not None and "seed" in inspect.signature(self.world.reset).parameters
-        observation = self.world.reset(**{"seed": seed, **row} if takes_seed else row)
+        own_seed = random.Random(f"{seed} {options and options.get('task_id')}").randrange(2**31)
+        observation = self.world.reset(**{"seed": own_seed, **row} if takes_seed else row)
         return to_text(awaited(observation), NOTHING_YET), self._info(won=False, refusal="")
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -72,6 +75,8 @@ class ToolEnv(TextEnv):
             observation, refusal = self._call(action), ""
         except Refusal as error:
             observation, refusal = f"Error: {error}", str(error)
+            if self._messages[-1]["role"] == "tool":
+                self._messages[-1]["content"] = observation
         score = self.suite.score(self.world, self._row, self._messages)
         reward, self._paid = score - self._paid, score
         reached = reaches(score, self.suite.won_score)
@@ -87,13 +92,13 @@ class ToolEnv(TextEnv):
         message: dict[str, Any] = {"role": "assistant", "content": action}
         self._messages.append(message)
         name, arguments = read_call(action)
-        if name not in self.tools:
-            raise Refusal(f"there is no tool of this name; there are {', '.join(self.tools)}")
-        arguments = self.tools[name].checked(arguments)
-        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-        message |= {"content": "", "tool_calls": [call]}
+        call = {"name": name, "arguments": arguments}
+        message |= {"content": "", "tool_calls": [{"type": "function", "function": call}]}
         answer = {"role": "tool", "name": name, "content": ""}
         self._messages.append(answer)
+        if name not in self.tools:
+            raise Refusal(f"there is no tool of this name; there are {', '.join(self.tools)}")
+        call["arguments"] = arguments = self.tools[name].checked(arguments)
         answer["content"] = to_text(self._result(name, arguments), "(nothing)")
         self._answered = self.suite.final_answer and name == FINAL_ANSWER
         return answer["content"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,12 @@ class ToolSuite(TaskSuite):
         kind = type(world)
         if not callable(getattr(world, "reset", None)):
             raise EnvError(f"factory: {kind.__name__} has no reset(self, **row)")
+        if not any(self.rows["train"]) and "seed" not in inspect.signature(world.reset).parameters:
+            warnings.warn(
+                f"rows: expected rows, or a parameter `seed` of {kind.__name__}.reset, got neither: all tasks are one "
+                "game or, if reset draws it at random, the episodes of a group play different games",
+                stacklevel=4,
+            )
         if not self.reward_funcs and not callable(getattr(world, "get_reward", None)):
             raise EnvError(f"factory: {kind.__name__} has no get_reward(self); give it one, or give reward functions")
         self.tools = tuple(getattr(kind, name) for name in list_tools(world))
