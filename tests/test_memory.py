@@ -139,7 +139,10 @@ def test_the_command_tells_what_fits(command):
     assert code == 0 and out.count("does not fit on 80 GB") == 1 and out.count("\nfits on 80 GB") == 1
 
 
-@pytest.mark.parametrize("path", sorted((DOCS.parent / "recipes").glob("*/*qwen2.5-*gpu.yaml")), ids=lambda path: path.stem)
+GPU_CONFIGS = sorted((DOCS.parent / "recipes").glob("*/*qwen2.5-*gpu.yaml"))
+
+
+@pytest.mark.parametrize("path", GPU_CONFIGS, ids=lambda path: path.stem)
 def test_a_shipped_config_fits_on_its_gpus_with_turns_of_usual_length(path, command):
     gpus = ["--gpus", "8"] if "8gpu" in path.stem else ["--gpus", "1", "--zero-stage", "0"]
     turn = ["--prompt-tokens", "1000", "--response-tokens", "200"]

@@ -145,7 +145,7 @@ def test_ppo_differs_from_grpo_in_groups_and_critic_alone(path):
     own = {field.name for field in fields(EPOPPOConfig)} - {field.name for field in fields(EPOConfig)}
     differ = {key for key in ppo.keys() | grpo.keys() if ppo.get(key) != grpo.get(key)}
     assert "gae_lambda" in differ
-    allowed = {"algorithm", "credit", "num_generations", "output_dir", "scale_rewards"}
+    allowed = {"algorithm", "credit", "num_generations", "output_dir", "scale_rewards", "vllm_enable_sleep_mode"}
     if path.stem == "ppo_qwen2.5-7b_8gpu":
         allowed.add("learning_rate")  # the paper's table
     assert differ - own <= allowed
