@@ -1,4 +1,4 @@
-"""Isolation of an environment's code: which exceptions abort only its episode, and which results are valid."""
+"""Between us and an environment's code: exceptions that abort only its episode, valid results, spellings of actions."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from typing import Any
 from datasets import Dataset
 
 from epo_trl.envs.base import Info, TaskSuite
-from epo_trl.envs.border import admissible_spelling
+from epo_trl.envs.border import admissible_spelling, squeeze
 from epo_trl.errors import InputError
 from epo_trl.rollout import RolloutSettings
 
@@ -103,7 +103,7 @@ class SuiteEnvironment:
         """
         if self.done or not self.info:
             raise InputError(OVER)
-        listed, squeezed = self.info["admissible_actions"], " ".join(action.split())
+        listed, squeezed = self.info["admissible_actions"], squeeze(action)
         matched = admissible_spelling(squeezed, listed or ()) or (action.strip() if self._verbatim else squeezed)
         observation, env_reward, terminated, truncated, info = self._env.step(matched)
         is_valid = bool(matched) and bool(info.get("accepted", True)) if listed is None else matched in listed

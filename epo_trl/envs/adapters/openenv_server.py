@@ -20,7 +20,7 @@ from typing import Any
 from epo_trl import __version__
 from epo_trl.envs.adapters.numbered import FIRST_SEED
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
-from epo_trl.envs.border import admissible_spelling, ends_episode_alone, error_text
+from epo_trl.envs.border import admissible_spelling, ends_episode_alone, error_text, squeeze
 
 MAX_ACTION_CHARACTERS = 100_000
 TASK_OPTIONS = ("task_id", "split", "index")
@@ -188,7 +188,7 @@ class GameSession:
         if self._failed or not self._running or self._env is None:
             raise EnvError("step: expected a running episode, got none; call reset first")
         games = self._games
-        listed, squeezed = self._info["admissible_actions"], " ".join(action.message.split())
+        listed, squeezed = self._info["admissible_actions"], squeeze(action.message)
         verbatim = games.suite.verbatim or games.suite.tools
         text = admissible_spelling(squeezed, listed or ()) or (action.message if verbatim else squeezed)
         seen, reward, terminated, truncated, info = self._env.step(text)
