@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -113,8 +114,4 @@ def _around(text: str, marks: Sequence[str], advice: str = "") -> list[str]:
             "processing_class: the chat template must show every message exactly once, verbatim and in order, for "
             f"user and assistant in turn; of {len(marks)} messages it showed {counts} times{advice}"
         )
-    pieces = []
-    for mark in marks:
-        piece, _, text = text.partition(mark)
-        pieces.append(piece)
-    return [*pieces, text]
+    return re.split("|".join(marks), text)

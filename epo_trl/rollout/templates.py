@@ -86,9 +86,9 @@ class PromptTemplate:
         texts = {}
         for part in (*PARTS, *OPTIONAL_PARTS):
             path = folder / f"{part}.txt"
-            if not path.is_file() and part in OPTIONAL_PARTS:
-                continue
             if not path.is_file():
+                if part in OPTIONAL_PARTS:
+                    continue
                 raise TemplateError(f"prompt_template: {path} is missing")
             try:
                 texts[part] = path.read_text(encoding="utf-8-sig").rstrip("\n")
@@ -136,16 +136,12 @@ class PromptTemplate:
             parts: Names of the parts that must contain the examples.
         """
         lacks = [part for part in parts if "examples" not in _fields(getattr(self, part), f"{part}.txt")]
-        if lacks:
-            lack = f"{lacks[0]}.txt shows no {{examples}}"
-        elif not self.example and not all(isinstance(example, str) for example in examples):
-            lack = "it has no example.txt to format them"
-        else:
-            return
-        raise TemplateError(
-            f"prompt_template: got {self.name!r} with {len(examples)} examples (few_shot), but {lack}; expected "
-            "'react', 'scienceworld_react', or a custom folder of this form"
-        )
+        if lacks or not (self.example or all(isinstance(example, str) for example in examples)):
+            lack = f"{lacks[0]}.txt shows no {{examples}}" if lacks else "it has no example.txt to format them"
+            raise TemplateError(
+                f"prompt_template: got {self.name!r} with {len(examples)} examples (few_shot), but {lack}; expected "
+                "'react', 'scienceworld_react', or a custom folder of this form"
+            )
 
     def check(self, info: Mapping[str, Any]) -> None:
         """Raises `TemplateError` if a file uses a field that nothing provides, or in a format that its value lacks."""
