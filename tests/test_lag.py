@@ -113,6 +113,19 @@ def test_the_advantages_are_weighted_by_what_the_update_would_repeat(tmp_path):
     assert two == pytest.approx(weights.mean().item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("corrects", [True, False])
+def test_the_mask_of_off_policy_sequences_reads_the_log_probabilities_of_the_policy_that_played(tmp_path, corrects):
+    """TRL masks sequences by the difference between `sampling_per_token_logps` and the current log-probabilities."""
+    inputs, models, _ = collected(
+        tmp_path, simulated_lag=1, lag_correction=corrects, off_policy_mask_threshold=1e9, save_strategy="no"
+    )
+    with torch.no_grad():
+        played, trained = (torch.stack([token.logp for token in plain_tokens(m, "windowed")]) for m in models[:2])
+    sampled = (inputs[1]["completion_mask"] * inputs[1]["tool_mask"]).bool()
+    torch.testing.assert_close(inputs[1]["sampling_per_token_logps"][sampled], played, rtol=1e-4, atol=1e-5)
+    assert (played - trained).abs().max() > 0.1
+
+
 @pytest.mark.parametrize("settings", [{}, MINI_BATCHES])
 def test_without_learning_a_lag_changes_nothing(tmp_path, settings):
     still = {"learning_rate": 0.0, "max_steps": 2, **settings, "save_strategy": "no"}

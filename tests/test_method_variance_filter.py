@@ -20,7 +20,9 @@ from trainer_kit import (
 )
 
 from epo_trl.envs.toy import ToySuite
+from epo_trl.errors import InputError
 from epo_trl.methods import Comm, Group, Method, build_methods
+from epo_trl.methods.turn_mean import LOSSES
 from epo_trl.methods.variance_filter import VarianceFilter
 from epo_trl.trainers.collection import Collector
 from epo_trl.types import Episode, StopReason, Turn
@@ -150,6 +152,27 @@ def test_a_group_that_is_left_out_is_in_no_term_and_no_mean(tmp_path, credit):
         runs.append((catch_step(trainer, history=[1.0]), logged(trainer, "epo/entropy_loss")))
     ((loss, one), metric), ((again, other), same) = runs
     assert loss == again and difference(one, other) == 0.0 < largest(one) and metric == same
+
+
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo", "sapo", "luspo"])
+def test_losses_whose_means_count_the_groups_left_out_are_refused(tmp_path, loss):
+    with pytest.raises(InputError, match=f"loss_type: expected one of .*'dapo'.*variance-filter.*got '{loss}'"):
+        make_trainer(tmp_path, loss_type=loss, **HALF)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_policy_loss_of_half_of_the_groups_is_that_of_a_batch_without_the_others(tmp_path, loss):
+    """One group of two, so a mean that also counted the rows of the other would be half as large."""
+    steps = []
+    for changes in (HALF, {}):
+        episodes = make_episodes()
+        rows = len(episodes) if changes else GROUP
+        trainer = make_trainer(
+            tmp_path, epo_lambda=0.0, epsilon_high=5.0, loss_type=loss, per_device_train_batch_size=rows, **changes
+        )
+        trainer.play = lambda tasks, episodes=episodes[:rows], **kwargs: episodes
+        steps.append(catch_step(trainer)[1])
+    assert difference(*steps) < 1e-5 * largest(steps[1])
 
 
 def test_a_batch_without_variance_trains_on_nothing_and_a_warning_says_so(tmp_path):

@@ -45,7 +45,7 @@ from epo_trl.trainers.collection import Collected, Collector, Player, episode_re
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine
 from epo_trl.trainers.evaluator import Evaluator
-from epo_trl.trainers.lag import importance_weights, make_lagged_policy
+from epo_trl.trainers.lag import LaggedPolicy, importance_weights, make_lagged_policy
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
@@ -220,34 +220,38 @@ class EPOTrainer(LongRunTrainer):
         advantages = self._advantages(batch, output)
         self._zero_signal.end_batch(output["num_episodes"], advantages, self.rl_step)
         output |= self.methods.modify_advantages(advantages, batch)
-        if self.lagged and self.args.lag_correction and not self.use_vllm:  # TRL has the weights of vLLM's samples
-            output["advantages"] = output["advantages"] * self._importance_weights(scoring, output, scores)
+        if self.lagged and not self.use_vllm:  # with vLLM, TRL has the log-probabilities of the samples
+            self._correct_lag(self.lagged, scoring, output, scores)
         return output
 
     @torch.no_grad()
-    def _importance_weights(self, scoring: ScoringTask, output: dict[str, Any], scores: TokenScores | None) -> Tensor:
-        """Returns (B, T) importance weights of a batch that an earlier policy played. Collective."""
-        assert self.lagged is not None
-        ids, size = row_ids(output), self.args.per_device_train_batch_size
-        current = scores or self.scorer.score(self.model, ids, scoring, size)[0]
-        with self.lagged.acting(self.model):
-            acting, _ = self.scorer.score(self.model, ids, scoring, size)
-        mask, largest = batches.response_mask(output), self.args.vllm_importance_sampling_clip_max
-        weights, metrics = importance_weights(current.logps, acting.logps, mask, largest, self.ranks)
-        self._keep_metrics(metrics)
-        return weights
+    def _score_batch(self, scoring: ScoringTask, output: dict[str, Any]) -> TokenScores:
+        return self.scorer.score(self.model, row_ids(output), scoring, self.args.per_device_train_batch_size)[0]
+
+    def _correct_lag(
+        self, lagged: LaggedPolicy, scoring: ScoringTask, output: dict[str, Any], scores: TokenScores | None
+    ) -> None:
+        """Weighs the advantages of a batch that an earlier policy played; TRL's mask gets its log-probs. Collective."""
+        masks = self.args.off_policy_mask_threshold is not None
+        if not (masks or self.args.lag_correction):
+            return
+        with lagged.acting(self.model):
+            acting = self._score_batch(scoring, output)
+        if masks:
+            output["sampling_per_token_logps"] = acting.logps
+        if self.args.lag_correction:
+            current = scores or self._score_batch(scoring, output)
+            mask, largest = batches.response_mask(output), self.args.vllm_importance_sampling_clip_max
+            weights, metrics = importance_weights(current.logps, acting.logps, mask, largest, self.ranks)
+            output["advantages"] = output["advantages"] * weights
+            self._keep_metrics(metrics)
 
     def _behaviour_scores(self, scoring: ScoringTask, output: dict[str, Any]) -> TokenScores | None:
         """Returns the scores under the behaviour policy, if TRL or a method needs them. Collective."""
         if batches.is_scored(output):  # TRL scores the policy before the reference model
             output |= batches.behaviour_entries(scoring.scores[0])
             return scoring.scores[0]
-        if not self.methods.need(Need.SCORES):
-            return None
-        with torch.no_grad():
-            size = self.args.per_device_train_batch_size
-            scores, _ = self.scorer.score(self.model, row_ids(output), scoring, size)
-        return scores
+        return self._score_batch(scoring, output) if self.methods.need(Need.SCORES) else None
 
     def _method_batch(self, step: RLStep, output: dict[str, Any], scores: TokenScores | None) -> Batch:
         """Builds the methods' input. Subclasses add further fields here."""

@@ -214,7 +214,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         """Trains as `LongRun.train` does. A second call starts a new run from the current weights.
 
         Schedules and histories restart, and the remainder of an interrupted batch is discarded. The optimizer keeps its
-        moments, as in transformers. A run resumed from a checkpoint continues with the state in that checkpoint.
+        moments, as in transformers; PPO's critic and ArCHer's critics, with their replay buffer, stay as they are. A
+        run resumed from a checkpoint continues with the state in that checkpoint.
         """
         if self._has_trained:
             self._restart()
