@@ -297,6 +297,26 @@ def test_a_run_does_not_go_on_with_another_adapter_than_it_began_with(adapter, t
         policy(str(other), tmp_path)
 
 
+def test_the_base_of_an_attempt_without_a_checkpoint_is_not_the_base_of_the_next(adapter, tmp_path):
+    """The first attempt trains all weights. Its base holds the adapter's changes, which must not be applied twice."""
+    policy(adapter.path, tmp_path)
+    _, given = policy(adapter.path, tmp_path, use_peft=True)
+    given["model"].save_pretrained(tmp_path)
+    given["processing_class"].save_pretrained(tmp_path)
+    (tmp_path / FINISHED).touch()
+    loaded, _ = load_policy(ModelConfig(str(tmp_path)), ToySuite(), "compact")
+    torch.testing.assert_close(logits(loaded), adapter.logits)
+
+
+@pytest.mark.parametrize("left", ["checkpoint-1", FINISHED])
+def test_a_start_without_a_base_keeps_that_of_a_run_and_the_model_that_it_starts_from(adapter, tmp_path, left):
+    policy(adapter.path, tmp_path)
+    policy(str(tmp_path / "base"), tmp_path, use_peft=True)
+    (tmp_path / left).mkdir()
+    policy(adapter.path, tmp_path, use_peft=True)
+    assert (tmp_path / "base").is_dir()
+
+
 def test_a_refused_command_keeps_the_base_of_a_finished_run(tmp_path):
     digests = set()
     for seed in (0, 1):

@@ -215,8 +215,7 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
     """
     folder, state = Path(run_dir) / BASE, PartialState()
     with state.main_process_first():
-        has_model = (Path(run_dir) / FINISHED).exists() or any(Path(run_dir).glob("checkpoint-*"))
-        before = made_from(folder) if has_model else []
+        before = made_from(folder) if _has_model(run_dir) else []
         if before and before[-1] != what_model(source):
             raise InputError(
                 f"model_name_or_path: got {source}, but {run_dir} was begun with {before[0]}; use another output_dir"
@@ -224,6 +223,27 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
         if state.is_main_process and not before:
             save_whole(make(), tokenizer, folder, source)
     return str(folder)
+
+
+def drop_base(run_dir: str, start: str) -> None:
+    """Deletes a base that an attempt without a checkpoint has left in the run's folder, in the main process.
+
+    `_find_base` would prefer it to the base of the run's adapter.
+
+    Args:
+        run_dir: Output folder of the run.
+        start: Model or base that the run starts from, which stays.
+    """
+    folder, state = Path(run_dir) / BASE, PartialState()
+    with state.main_process_first():
+        stays = _has_model(run_dir) or folder.resolve() == Path(start).resolve()
+        if state.is_main_process and not stays and made_from(folder):
+            shutil.rmtree(folder)
+
+
+def _has_model(run_dir: str) -> bool:
+    """Returns whether a run has a checkpoint or is finished."""
+    return (Path(run_dir) / FINISHED).exists() or any(Path(run_dir).glob("checkpoint-*"))
 
 
 def save_whole(model: Any, tokenizer: Any, folder: Path, source: str) -> None:

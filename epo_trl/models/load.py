@@ -28,7 +28,7 @@ from trl.trainer.utils import create_model_from_path
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.models.adapters import Adapter, keep_base, save_whole, whole_weights
+from epo_trl.models.adapters import Adapter, drop_base, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.generate import end_ids
 from epo_trl.models.names import COPIES, DEFAULT_SIZE, TOKENIZER, check_model_name, tiny_size
@@ -57,6 +57,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
     if quantization is not None and not model_args.use_peft:
         raise InputError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
     kwargs = {**_init_kwargs(model_args), **(args.model_init_kwargs or {})}
+    drop_base(args.output_dir, name if adapter is None else adapter.base)
     if tiny_size(name):
         model, tokenizer = _tiny(model_args, suite, template, args.seed)
         if not model_args.use_peft:
