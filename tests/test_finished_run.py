@@ -108,7 +108,7 @@ def test_a_finished_run_keeps_its_settings_if_the_changes_leave_nothing_to_train
 
 
 def test_the_best_policy_of_a_finished_run_is_loaded_wherever_its_folder_is(tmp_path):
-    """The first of two evaluations is the best; the model card is about it."""
+    """The first of two evaluations is the best; the model card is about it. Another metric changes no end."""
     changes = {"max_steps": 2, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
     changes |= {"load_best_model_at_end": True, "metric_for_best_model": "iid/score"}
     trainer = resumable(tmp_path / "here", **changes)
@@ -116,7 +116,7 @@ def test_the_best_policy_of_a_finished_run_is_loaded_wherever_its_folder_is(tmp_
     trainer.train_to_end()
     assert "| 1 of 2, the best by `iid/score` |" in (tmp_path / "here" / "README.md").read_text()
     (tmp_path / "here").rename(tmp_path / "there")
-    again = started_again(resumable, tmp_path / "there", **changes)
+    again = started_again(resumable, tmp_path / "there", **{**changes, "metric_for_best_model": "ood/score"})
     assert_bit_equal(weights(again), weights(trainer))
     assert again.state.best_model_checkpoint == str(tmp_path / "there" / "checkpoint-1")
 

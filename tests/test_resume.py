@@ -480,6 +480,72 @@ def test_inside_an_rl_step_its_division_must_stay(tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+def test_inside_an_rl_step_another_number_of_processes_plays_a_new_batch(tmp_path):
+    """The only process of a resumed run would read the first process's part of the batch."""
+    settings, begins = {**MINI_BATCHES, "max_steps": 2}, []
+    resumable(tmp_path, callbacks=[StopAt(1)], **settings).train()
+    file = tmp_path / "checkpoint-1" / "collected_batch_0.pt"
+    torch.save({**torch.load(file), "world_size": 2}, file)
+    write_manifest(file.parent)
+    resumed = resumable(tmp_path, **settings)
+    collect = resumed._collect
+    resumed._collect = lambda tasks: begins.append(resumed.state.global_step) or collect(tasks)
+    resumed.train(resume_from_checkpoint=True)
+    assert begins == [1]
+
+
+def test_a_run_resumed_between_two_logging_steps_logs_what_one_that_was_not_stopped_does(tmp_path):
+    """All but the times, and the loss, which transformers averages over the steps since the checkpoint."""
+
+    def logs(trainer):
+        left_out = {"loss", "step_time"}
+        return [
+            {name: value for name, value in entry.items() if name not in left_out and not name.startswith("time/")}
+            for entry in trainer.state.log_history
+            if "loss" in entry
+        ]
+
+    settings = {**MINI_BATCHES, "num_iterations": 1, "logging_steps": 2, "max_steps": 4}
+    straight, resumed = resumable(tmp_path / "straight", **settings), resumable(tmp_path / "resumed", **settings)
+    straight.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / "checkpoint-3"))
+    assert {"reward", "env/success_rate", "rollout/prompt_tokens"} <= logs(straight)[-1].keys()
+    assert logs(resumed) == logs(straight)
+
+
+BEST = {"eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True, "max_steps": 4, "save_steps": 1}
+
+
+def choosing(folder, **changes):
+    """Returns a run with these success rates at steps 1 to 4."""
+    trainer = resumable(folder, **{**BEST, "metric_for_best_model": "iid/score", **changes})
+    iid, ood = (None, 0.9, 0.5, 0.4, 0.3), (None, 0.1, 0.2, 0.8, 0.3)
+    step = lambda: trainer.state.global_step  # noqa: E731
+    trainer.evaluate = lambda **_: {"eval_iid/score": iid[step()], "eval_ood/score": ood[step()]}
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("changes", "best", "named"),
+    [
+        ({}, 1, ""),
+        ({"metric_for_best_model": "ood/score"}, 3, "metric_for_best_model: 'iid/score' in the checkpoint, 'ood/sc"),
+        ({"greater_is_better": False}, 4, "greater_is_better: True in"),
+        ({"eval_temperature": 0.0}, 3, "protocol.temperature: 0.4 in"),
+        ({"eval_episodes": 3}, 3, "test_tasks.iid: '4 tasks, sha256"),
+        ({"eval_seed": 1}, 3, "eval_seed: 0 in"),
+    ],
+    ids=["unchanged", "metric", "direction", "temperature", "tasks", "seed"],
+)
+def test_the_best_policy_is_the_best_of_evaluations_that_can_be_compared(tmp_path, recwarn, changes, best, named):
+    choosing(tmp_path, callbacks=[StopAt(2)]).train()
+    resumed = choosing(tmp_path, **changes)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.best_step == resumed.state.best_global_step == best
+    told = [str(warning.message) for warning in recwarn if "the best policy" in str(warning.message)]
+    assert [named in message for message in told] == [True] * bool(named)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "changes"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from epo_trl.evaluation import EvalReport
+from epo_trl.long_runs.run_settings import model_digest
 from epo_trl.long_runs.state_file import write_state
 from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
@@ -37,6 +39,12 @@ class Evaluator:
     suite_name: str
     args: EPOConfig
     ranks: Comm
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that decide a success rate; a resumed run may change them."""
+        protocol = {**self.rules.protocol.to_dict(), "description": ""}
+        tasks = {split: model_digest(ids, "tasks") for split, ids in self.tasks.items()}
+        return {"protocol": protocol, "eval_seed": self.args.eval_seed, "test_tasks": tasks}
 
     def report(self, split: str, play: Callable[..., list[Episode]]) -> EvalReport:
         """Evaluates on one list and returns the report. Collective."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,13 +18,14 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.long_runs.guards import UpdateGuard, check_skipped
 from epo_trl.long_runs.long_run import STATE_FILE, LongRun
-from epo_trl.long_runs.run_settings import content_digest, model_digest
+from epo_trl.long_runs.run_settings import content_digest, differences, model_digest
 from epo_trl.long_runs.state_file import read_state
 from epo_trl.methods import Methods, build_methods
 from epo_trl.trainers.ahead import RolloutAhead
 from epo_trl.trainers.batches import holds_what_the_loss_reads
 from epo_trl.trainers.collection import Player
 from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.evaluator import Evaluator
 from epo_trl.trainers.lag import LaggedPolicy
 from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
@@ -49,6 +52,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     player: Player
     rules: RolloutRules
     samples: EpisodeSamples
+    evaluator: Evaluator
     lagged: LaggedPolicy | None
     ahead: RolloutAhead | None
     rl_step: int  # number of completed RL steps
@@ -96,7 +100,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _run_state(self) -> dict[str, Any]:
         own = {"micro_step": self._step, "rl_step": self.rl_step, "skipped_updates": self._guard.skipped}
         parts = {"methods": self.methods.state_dict(), "health": self.health.state_dict()}
-        return {**super()._run_state(), **own, **parts}
+        pending = {name: [float(value) for value in values] for name, values in self._metrics["train"].items()}
+        return {**super()._run_state(), **own, **parts, "pending_metrics": pending, "best_by": self._best_by()}
 
     def _load_run_state(self, state: dict[str, Any]) -> None:
         super()._load_run_state(state)
@@ -105,6 +110,30 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self._step = self._passes_before(state["micro_step"], state["settings"])
         self.methods.load_state_dict(state["methods"])
         self.health.load_state_dict(state["health"])
+        self._metrics["train"].update(state["pending_metrics"])
+        self._check_best(state["best_by"])
+
+    def _best_by(self) -> dict[str, Any]:
+        """Returns what decides which evaluation is the best, as plain JSON types."""
+        metric = {name: getattr(self.args, name) for name in ("metric_for_best_model", "greater_is_better")}
+        return json.loads(json.dumps(metric | self.evaluator.settings()))
+
+    def _check_best(self, saved: Mapping[str, Any]) -> None:
+        """Forgets the best evaluation of a checkpoint if those to come cannot be compared with it.
+
+        Args:
+            saved: What it was chosen by.
+        """
+        state, lines = self.state, differences(saved, self._best_by())
+        if not lines or state.best_metric is None or self._end_step is not None:  # a finished run stays as it is
+            return
+        if self.args.process_index == 0:
+            warnings.warn(
+                f"the best policy is chosen among the evaluations after step {state.global_step}, since the earlier "
+                f"ones cannot be compared with them: {'; '.join(lines)}",
+                stacklevel=2,
+            )
+        state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
     def _set_aside(self, checkpoint: str) -> None:
         rl_step = read_state(os.path.join(checkpoint, STATE_FILE), "rl_step")["rl_step"]
@@ -145,7 +174,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         """Returns the state of the collected batch: TRL's buffer, and sums over the part already used."""
         parts = {"methods": self.methods.batch_state(), "samples": self.samples.state()}
         own = {"inputs": self._buffered_inputs, "update_seconds": self.update_seconds}
-        return {**own, "temperature": self.args.temperature, **parts}
+        own |= {"temperature": self.args.temperature, "world_size": self.accelerator.num_processes}
+        return {**own, **parts}
 
     def _load_batch_state(self, state: dict[str, Any]) -> None:
         """Restores the state returned by `_batch_state`."""
@@ -188,6 +218,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             and state["methods"]["methods"].keys() == self.methods.keys()
             and holds_what_the_loss_reads(self, state["inputs"])
             and state["temperature"] == self.args.temperature  # that of its log-probabilities
+            and state["world_size"] == self.accelerator.num_processes  # otherwise it is another part of the batch
         )
         found = torch.tensor(float(fits), device=self.accelerator.device)
         everywhere = bool(self.accelerator.reduce(found, reduction="sum") == self.accelerator.num_processes)
