@@ -133,6 +133,26 @@ def test_a_trainer_that_has_loaded_a_finished_run_can_train_on(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_finished_run_goes_back_to_a_checkpoint_once(tmp_path):
+    changes = {"max_steps": 3, "save_steps": 1}
+    resumable(tmp_path, **changes).train_to_end()
+    for name, steps in (("checkpoint-1", [1, 2]), ("checkpoint-2", [2])):
+        command = {**changes, "resume_from_checkpoint": str(tmp_path / name)}
+        back, trained = resumable(tmp_path, **command), []
+        step = back.training_step
+        back.training_step = lambda *args, back=back, step=step, trained=trained: (
+            trained.append(back.state.global_step) or step(*args)
+        )
+        back.train_to_end()
+        assert sorted(set(trained)) == steps and (tmp_path / FINISHED).exists()
+        files = everything(tmp_path)
+        for again in (command, changes):
+            with pytest.warns(UserWarning, match="is finished, at step 3"):
+                started_again(resumable, tmp_path, **again)
+        assert everything(tmp_path) == files
+
+
+@pytest.mark.slow
 def test_train_alone_does_not_go_past_the_end_either(tmp_path):
     resumable(tmp_path, max_steps=2, save_steps=2).train()
     again = resumable(tmp_path, max_steps=2, save_steps=2)

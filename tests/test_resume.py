@@ -301,6 +301,26 @@ def test_a_run_goes_back_once_and_the_same_command_again_continues(tmp_path, els
     assert left(run) == ["checkpoint-4"] and (run / "_abandoned-1-checkpoint-4" / MANIFEST).exists()
 
 
+def test_evaluations_and_episodes_of_an_abandoned_attempt_or_branch_are_set_aside_too(tmp_path):
+    stale = [tmp_path / "evaluations" / "step_000003.json", tmp_path / "episodes" / "rl_step_000003.jsonl"]
+    for file in stale:  # of an attempt without a checkpoint
+        file.parent.mkdir()
+        file.touch()
+    changes = {"max_steps": 2, "save_steps": 1}
+    resumable(tmp_path, eval_strategy="steps", eval_steps=2, eval_on_start=True, **changes).train_to_end()
+    assert all((file.parent / "_abandoned-1" / file.name).exists() and not file.exists() for file in stale)
+    reports = tmp_path / "evaluations"
+    assert sorted(file.name for file in reports.glob("*.json")) == ["step_000000.json", "step_000002.json"]
+
+    back = resumable(tmp_path, **changes)
+    back.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    back.save_model()
+    assert [file.name for file in reports.glob("*.json")] == ["step_000000.json"]
+    assert (reports / "_abandoned-2" / "step_000002.json").exists()
+    rows = [line for line in (tmp_path / "README.md").read_text().splitlines() if re.match(r"\| \d+ \|", line)]
+    assert rows and all(row.startswith("| 0 |") for row in rows)
+
+
 def test_checkpoints_of_later_steps_are_set_aside_under_new_names(tmp_path):
     for name in ("checkpoint-2", "checkpoint-10", "_abandoned-1-checkpoint-10", "checkpoint-best"):
         (tmp_path / name).mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -160,6 +160,15 @@ def set_aside(folder: str | os.PathLike[str], step: int, resumed: str) -> None:
             warnings.warn(
                 f"{path} is later than {resumed}, from which the run resumes: renamed to {free.name}", stacklevel=2
             )
+
+
+def move_aside(files: Sequence[Path]) -> None:
+    """Moves files of one folder to a new folder `_abandoned-<number>` beside them."""
+    if files:
+        aside = abandoned(files[0].parent)
+        aside.mkdir()
+        for file in files:
+            file.rename(aside / file.name)
 
 
 def put_in_place(source: Path, folder: Path) -> list[str]:

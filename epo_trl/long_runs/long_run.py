@@ -116,7 +116,8 @@ class LongRun(Trainer):
         """Starts or resumes the run of `output_dir`, saves the final model there, and uploads it with `push_to_hub`.
 
         A finished run stays as it is: nothing is trained, evaluated, logged or written, and the trainer loads its
-        weights. If the run stopped between its last step and the final save or the upload, only these are done.
+        weights. But it goes back to the path in `resume_from_checkpoint`, unless it was trained from there. If the run
+        stopped between its last step and the final save or the upload, only these are done.
 
         Raises:
             RunningError: If another process trains in the folder.
@@ -128,7 +129,7 @@ class LongRun(Trainer):
             lines = [] if end is None else differences(end["settings"], settings_of(self))
             if lines and not self.args.resume_with_changes:
                 raise InputError(refusal(f"output_dir: the run in {self.args.output_dir} is finished; it", lines))
-            if end is not None and not lines:
+            if end is not None and not lines and self._is_of_asked_branch(end):
                 self._load_finished(int(end["step"]))
                 self._upload(end)
                 return
@@ -138,26 +139,31 @@ class LongRun(Trainer):
                     f"resume_with_changes: expected a complete checkpoint to resume from, got none: the run in "
                     f"{self.args.output_dir} is finished; use another output_dir"
                 )
+            if not checkpoint and self.args.should_save:
+                self._set_results_aside(0, None)
             self.train(resume_from_checkpoint=checkpoint)
-            if end is not None and self._nothing_left:  # the changes leave nothing to train
+            if end is not None and self._nothing_left:  # the changes or the checkpoint leave nothing to train
                 self._warn_finished(self.state.global_step)
                 self._upload(end)
             elif not self.preempted:
                 self._save_final(Path(self.args.output_dir))
                 end = {"step": self.state.global_step, "settings": self._settings, "files": self._saved_files}
+                end["branched_from"] = self._branched_from
                 on_main_process(self.args, lambda: write_state(self._end_file, end))
                 self._upload(end)
 
     def _start(self) -> str | bool | None:
         """Returns the newest checkpoint, or `resume_from_checkpoint` if the newest one was not trained from it."""
-        asked, newest = self.args.resume_from_checkpoint, self.newest_checkpoint()
-        if newest and (not asked or asked is True or self._branch(newest) == self._relative(asked)):
+        newest = self.newest_checkpoint()
+        if newest and self._is_of_asked_branch(read_state(os.path.join(newest, STATE_FILE))):
             return newest
         self._verified = None
-        return asked
+        return self.args.resume_from_checkpoint
 
-    def _branch(self, checkpoint: str) -> Any:
-        return read_state(os.path.join(checkpoint, STATE_FILE)).get("branched_from")
+    def _is_of_asked_branch(self, state: dict[str, Any]) -> bool:
+        """Returns whether a checkpoint or an end was trained from `resume_from_checkpoint`, if that is a path."""
+        asked = self.args.resume_from_checkpoint
+        return not asked or asked is True or state.get("branched_from") == self._relative(asked)
 
     def _relative(self, checkpoint: str) -> str:
         return os.path.relpath(os.path.realpath(checkpoint), os.path.realpath(self.args.output_dir))
@@ -231,7 +237,8 @@ class LongRun(Trainer):
         self._check_origin(checkpoint)
         self._check_contents(checkpoint)
         is_newest = checkpoint == self._verified
-        self._branched_from = self._branch(checkpoint) if is_newest else self._relative(checkpoint)
+        saved = read_state(os.path.join(checkpoint, STATE_FILE))
+        self._branched_from = saved.get("branched_from") if is_newest else self._relative(checkpoint)
         if self.args.should_save and not is_newest:
             self._set_aside(checkpoint)
         self.accelerator.wait_for_everyone()
@@ -240,7 +247,11 @@ class LongRun(Trainer):
     def _set_aside(self, checkpoint: str) -> None:
         """Renames what the run has saved after a checkpoint that it goes back to; checkpoints last."""
         step = read_state(os.path.join(checkpoint, TRAINER_STATE_NAME), "global_step")["global_step"]
+        self._set_results_aside(step, checkpoint)
         set_aside(self.args.output_dir, step, checkpoint)
+
+    def _set_results_aside(self, step: int, checkpoint: str | None) -> None:
+        """Moves other results of steps after a checkpoint, or of an earlier attempt if it is `None`."""
 
     def _check_origin(self, checkpoint: str) -> None:
         own = os.path.realpath(self.args.output_dir)

@@ -27,7 +27,7 @@ from epo_trl.trainers.collection import Player
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.evaluator import Evaluator
 from epo_trl.trainers.lag import LaggedPolicy
-from epo_trl.trainers.model_card import OwnModelCard
+from epo_trl.trainers.model_card import OwnModelCard, set_reports_aside
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.setup import RolloutRules
@@ -135,10 +135,10 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             )
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
-    def _set_aside(self, checkpoint: str) -> None:
-        rl_step = read_state(os.path.join(checkpoint, STATE_FILE), "rl_step")["rl_step"]
-        set_samples_aside(self.args.output_dir, rl_step)
-        super()._set_aside(checkpoint)
+    def _set_results_aside(self, step: int, checkpoint: str | None) -> None:
+        at = 0 if checkpoint is None else read_state(os.path.join(checkpoint, STATE_FILE), "rl_step")["rl_step"]
+        set_samples_aside(self.args.output_dir, at)
+        set_reports_aside(self.args.output_dir, step)
 
     def _passes_before(self, saved_passes: int, saved: Mapping[str, Any]) -> int:
         """Returns the number of forward-backward passes that this run would have made up to the checkpoint.

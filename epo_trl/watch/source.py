@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.checkpoint_files import abandoned
+from epo_trl.long_runs.checkpoint_files import move_aside
 from epo_trl.types import StopReason
 from epo_trl.watch.sample import Sample, read_samples
 
@@ -22,12 +22,7 @@ def sample_file(output_dir: str | os.PathLike[str], rl_step: int) -> Path:
 def set_samples_aside(output_dir: str | os.PathLike[str], rl_step: int) -> None:
     """Moves the files of later RL steps to a new folder `_abandoned-<number>` beside them."""
     last = sample_file(output_dir, rl_step)
-    later = [file for file in last.parent.glob("rl_step_*.jsonl") if file.name > last.name]
-    if later:
-        aside = abandoned(last.parent)
-        aside.mkdir()
-        for file in later:
-            file.rename(aside / file.name)
+    move_aside([file for file in last.parent.glob("rl_step_*.jsonl") if file.name > last.name])
 
 
 def evaluation_file(output: str | os.PathLike[str]) -> Path:
