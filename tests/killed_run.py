@@ -21,6 +21,7 @@ from trainer_kit import make_ppo
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.long_runs.checkpoint_files import checkpoints, find_corruption
+from epo_trl.trainers.critic.file import CRITIC_FILE
 
 SETTINGS = {
     "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,
@@ -42,7 +43,7 @@ def train(folder: Path) -> None:
         "history": trainer.methods["epo"].history.state_dict(),
         "steps": [trainer.state.global_step, trainer.rl_step, trainer._step],
         "random": [torch.get_rng_state(), list(random.getstate()[1])],
-        "files": {name: (folder / name).read_bytes() for name in ("model.safetensors", "critic.safetensors")},
+        "files": {name: (folder / name).read_bytes() for name in ("model.safetensors", CRITIC_FILE)},
     }
     torch.save(result, folder / RESULT)
 

@@ -522,6 +522,11 @@ def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path, kind
         assert len(logged(straight, name)) == 6
 
 
+def weight_files(folder):
+    """Returns the names of the files that vLLM reads as the weights of a model without an index."""
+    return [path.name for path in folder.glob("*.safetensors")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["separate", "value head"])
 def test_the_saved_policy_loads_alone_and_has_no_critic(tmp_path, kind):
@@ -533,6 +538,7 @@ def test_the_saved_policy_loads_alone_and_has_no_critic(tmp_path, kind):
         assert AutoTokenizer.from_pretrained(folder)(text)["input_ids"] == trainer.processing_class(text)["input_ids"]
         model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
         assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        assert weight_files(folder) == ["model.safetensors"]
         saved = safetensors.torch.load_file(folder / "model.safetensors")
         assert not any("critic" in name or "head." in name.replace("lm_head.", "") for name in saved)
         policy, critic = parts(weights(trainer))
@@ -545,6 +551,7 @@ def test_the_saved_policy_loads_alone_and_has_no_critic(tmp_path, kind):
 def test_a_saved_adapter_has_no_critic_and_an_adapted_critic_saves_what_it_trains(tmp_path):
     trainer = resumable_ppo(tmp_path, "two adapters", max_steps=3)
     trainer.train()
+    assert weight_files(tmp_path / "checkpoint-3") == ["adapter_model.safetensors"]
     adapter = safetensors.torch.load_file(tmp_path / "checkpoint-3" / "adapter_model.safetensors")
     assert len(adapter) == 8 and not any("critic" in name for name in adapter)  # 2 layers, q and v, A and B
     critic = safetensors.torch.load_file(tmp_path / "checkpoint-3" / CRITIC_FILE)

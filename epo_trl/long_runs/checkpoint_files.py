@@ -172,11 +172,11 @@ def move_aside(files: Sequence[Path]) -> None:
 
 
 def put_in_place(source: Path, folder: Path) -> list[str]:
-    """Moves all files of a folder to another and removes the empty folder. Returns the file names."""
-    names = sorted(path.name for path in source.iterdir())
-    for name in names:
-        if (folder / name).is_dir():  # a checkpoint of DeepSpeed, if the weights were not gathered
+    """Moves all files of a folder to another and removes the empty folder. Returns their relative paths."""
+    files = sorted(_files(source))
+    for name in sorted(path.name for path in source.iterdir()):
+        if (folder / name).is_dir():  # the critic's, or a checkpoint of DeepSpeed if the weights were not gathered
             shutil.rmtree(folder / name)
         os.replace(source / name, folder / name)
     source.rmdir()
-    return names
+    return files

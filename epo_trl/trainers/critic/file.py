@@ -12,7 +12,8 @@ from torch import Tensor
 from epo_trl.errors import InputError
 from epo_trl.models.critic import Critic
 
-CRITIC_FILE = "critic.safetensors"
+# In a folder of its own: vLLM reads every safetensors file beside the policy's as weights of the policy.
+CRITIC_FILE = os.path.join("critic", "critic.safetensors")
 
 
 def critic_prefix(model: Any, critic: Critic) -> str:
@@ -24,8 +25,10 @@ def save_critic(folder: str, critic: Critic, state_dict: Mapping[str, Tensor], p
     """Writes the trained parameters of the critic. Does nothing if ZeRO-3 is configured not to gather the weights."""
     names = [name for name in critic.trained_names() if prefix + name in state_dict]
     if names:
+        path = os.path.join(folder, CRITIC_FILE)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         content = {name: state_dict[prefix + name].detach().cpu().contiguous() for name in names}
-        safetensors.torch.save_file(content, os.path.join(folder, CRITIC_FILE), metadata={"format": "pt"})
+        safetensors.torch.save_file(content, path, metadata={"format": "pt"})
 
 
 def check_critic_file(folder: str) -> str:
