@@ -97,6 +97,18 @@ def test_a_long_run_is_kept_in_less_than_30_kilobytes_and_read_back_as_it_was(tm
     assert record.evaluations[0].rate == 0.25
 
 
+def test_an_evaluation_knows_the_settings_of_its_protocol_apart_from_its_name(tmp_path):
+    plain = {"name": "tiny", "description": "x", "temperature": 1.0, "env_options": {"a": 1, "b": 2}}
+    same = {"env_options": {"b": 2, "a": 1}, "temperature": 1.0, "name": "other", "description": "y"}
+    found = []
+    for protocol in (plain, same, {**plain, "temperature": 0.0}):
+        run = run_of(tmp_path / str(len(found)))
+        trained(run.folder, steps=2, metrics=0, evaluations=[(2, {**REPORT, "protocol": protocol})])
+        write_record(tmp_path / "a.json", collect(run, 1.0))
+        found.append(read_record(tmp_path / "a.json").evaluations[0].rules)
+    assert found[0] == found[1] != found[2] and all(found)
+
+
 def test_a_record_knows_the_weights_of_the_warm_start_wherever_they_lie(tmp_path):
     found = []
     for place, weights in (("here", b"x"), ("there", b"x"), ("other", b"y")):

@@ -336,3 +336,21 @@ def test_lists_that_were_played_otherwise_are_not_compared(change):
     assert "| b | 1 | 0.0 | 0.0 | – | – | – |" in paper_differences(study, outcomes)
     assert "| b | 1 | 0.0 |" in differences_table(study, outcomes)
     assert "- b and a played a test list by other protocols or with other numbers of games (seeds 1)" in text
+
+
+def test_protocols_of_one_name_are_told_apart_by_their_settings_where_both_are_known():
+    def tables_of(here, there):
+        records = []
+        for arm, rules, wins in (("a", here, 6), ("b", there, 8)):
+            record = replace(record_of(arm, 1, evaluations=[(9, "iid", wins)]), begins_with="x")
+            records.append(replace(record, evaluations=[replace(record.evaluations[0], rules=rules)]))
+        study = study_of("a", "b", seeds=(1,))
+        return paper_differences(study, judge(study, records)), text_of(study, records)
+
+    for here, there in (("r1", "r1"), ("", "r1"), ("r1", ""), ("", "")):
+        differences, text = tables_of(here, there)
+        assert "| b | 1 | +20.0 | +20.0 |" in differences and "by other protocols" not in text
+        assert "iid: 10 tasks, protocol `tiny`." in text
+    differences, text = tables_of("r1", "r2")
+    assert differences == "" and "- b and a played a test list by other protocols" in text
+    assert "iid: 10 tasks, 2 protocols named `tiny`." in text

@@ -43,7 +43,7 @@ COLUMNS = {
     "has_thirds": "whether the thirds were logged",
     "starts": "evaluations before RL, {split: EvaluationRecord}",
     "rates": "success of the evaluations after RL began, {split: [rate, ...]}",
-    "lists": "protocol and number of episodes of the last evaluation, {split: (protocol, episodes)}",
+    "lists": "the last evaluation, {split: EvaluationRecord}",
     "begins_with": "checksum of the weights before RL, or name and revision of the model; empty if unknown",
 }
 
@@ -115,7 +115,7 @@ def find_other_lists(runs: pd.DataFrame, base: pd.DataFrame) -> list[int]:
     return [
         seed
         for seed in shared
-        if any(base.lists[seed].get(split, one) != one for split, one in runs.lists[seed].items())
+        if not all(one.is_comparable(base.lists[seed].get(split, one)) for split, one in runs.lists[seed].items())
     ]
 
 
@@ -149,7 +149,7 @@ def _outcome(study: Study, record: Record, best: float) -> dict[str, Any]:
         "has_thirds": any(map(len, thirds.values())),
         "starts": {split: one for split, each in evaluations.items() for one in each if one.rl_step == 0},
         "rates": {split: [one.rate for one in each if one.rl_step > 0] for split, each in evaluations.items()},
-        "lists": {split: (each[-1].protocol, each[-1].episodes) for split, each in evaluations.items()},
+        "lists": {split: each[-1] for split, each in evaluations.items()},
         "begins_with": record.begins_with,
     }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -40,6 +41,7 @@ class EvaluationRecord:
         episodes: Number of episodes.
         types: `[wins, episodes]` of each task type.
         counts: Other counts: turns, `invalid_turns`, `wait_turns`, `score_sum`, `stop_reasons`.
+        rules: Checksum of the protocol's settings; empty if unknown.
     """
 
     rl_step: float
@@ -49,11 +51,18 @@ class EvaluationRecord:
     episodes: int
     types: Mapping[str, Sequence[int]]
     counts: Mapping[str, Any]
+    rules: str = field(default="", compare=False)
 
     @property
     def rate(self) -> float:
         """Success rate: wins over episodes."""
         return self.wins / self.episodes
+
+    def is_comparable(self, other: EvaluationRecord) -> bool:
+        """Returns whether both played as many tasks by one protocol. Where `rules` is unknown, the name decides."""
+        known = self.rules and other.rules
+        same_rules = not known or self.rules == other.rules
+        return same_rules and (self.protocol, self.episodes) == (other.protocol, other.episodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +204,13 @@ def _evaluations(folder: Path, updates: float) -> tuple[EvaluationRecord, ...]:
 
 def _evaluation(rl_step: float, report: Mapping[str, Any]) -> EvaluationRecord:
     counts = {name: report.get(name) for name in ("turns", "invalid_turns", "wait_turns", "score_sum")}
+    protocol = report["protocol"]
+    rules = {name: value for name, value in protocol.items() if name not in ("name", "description")}
     return EvaluationRecord(
-        round(rl_step, 2), report["split"], report["protocol"]["name"], report["wins"], report["episodes"],
+        round(rl_step, 2), report["split"], protocol["name"], report["wins"], report["episodes"],
         {name: [n["wins"], n["episodes"]] for name, n in report["types"].items()},
         {**counts, "stop_reasons": report["stop_reasons"]},
+        hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:8],
     )  # fmt: skip
 
 

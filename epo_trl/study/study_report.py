@@ -100,8 +100,14 @@ def _origin(study: Study, records: Sequence[Record]) -> str:
 
 
 def _evaluation_note(study: Study, records: Sequence[Record]) -> str:
-    lists = {(one.split, one.protocol, one.episodes) for record in records for one in record.evaluations}
-    played = "; ".join(f"{plain(split)}: {count} tasks, protocol {code(name)}" for split, name, count in sorted(lists))
+    lists: dict[tuple[str, str, int], set[str]] = {}
+    for one in (one for record in records for one in record.evaluations):
+        lists.setdefault((one.split, one.protocol, one.episodes), set()).update(filter(None, [one.rules]))
+    played = "; ".join(
+        f"{plain(split)}: {count} tasks, "
+        + (f"{len(rules)} protocols named {code(name)}" if len(rules) > 1 else f"protocol {code(name)}")
+        for (split, name, count), rules in sorted(lists.items())
+    )
     last = "the last evaluation" if study.eval_window == 1 else f"the last {study.eval_window} evaluations"
     return (
         "`Succ.*` is the best evaluation of a run, `Succ.` the mean of " + last + "; then mean ± standard deviation "

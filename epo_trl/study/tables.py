@@ -163,7 +163,11 @@ def _comparable_rates(study: Study, outcomes: pd.DataFrame) -> list[dict[str, li
     """Returns each run's rates on the lists that the baseline of its seed played by the same protocol, as long."""
     base = select_arm(outcomes, study.baseline).lists
     return [
-        {split: rates for split, rates in run.rates.items() if run.lists[split] == other.get(split)}
+        {
+            split: rates
+            for split, rates in run.rates.items()
+            if split in other and run.lists[split].is_comparable(other[split])
+        }
         for run in outcomes.itertuples()
         for other in [base.get(run.Index[1], {})]
     ]
