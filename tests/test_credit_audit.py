@@ -18,7 +18,7 @@ from trainer_kit import make_episode, make_episodes, make_model, make_ppo, make_
 from transformers import AutoModelForCausalLM
 
 from epo_trl.cli import main
-from epo_trl.credit_audit import AuditPlan, Player, compare, list_estimators
+from epo_trl.credit_audit import AuditPlan, Player, compare, list_estimators, play_round
 from epo_trl.credit_audit.audited_round import record, true_advantages
 from epo_trl.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
 from epo_trl.credit_audit.estimators import build_batch, turn_credits
@@ -28,7 +28,7 @@ from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.base import EnvError, TextEnv
 from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on
 from epo_trl.envs.toy import ToySuite
-from epo_trl.envs.trap import HATCH, TrapSuite, go_through
+from epo_trl.envs.trap import HATCH, Trap, TrapSuite, go_through
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.errors import InputError
 from epo_trl.methods.twin_critics import CriticSettings, Transitions, TwinCritics
@@ -95,10 +95,10 @@ def test_the_estimates_are_the_exact_advantages_up_to_their_noise(deterministic,
     monkeypatch.setattr("epo_trl.envs.corridor.Corridor.is_deterministic", deterministic)
     policy, plan = Doors(0), AuditPlan(group_size=2, audited=2, continuations=200, parallel=512)
     player = Player(SUITE, policy, CONTEXT, SETTINGS)
-    episodes, points = record(player, TASKS[:6], plan.parallel)
+    episodes, points = record(player, TASKS[:6], plan.parallel, random.Random(0))
     turns = [(i, k) for i, episode in enumerate(episodes) for k in range(len(episode.turns))]
     seen = []
-    halves = true_advantages(player, episodes, points, turns, plan, lambda done, total: seen.append((done, total)))
+    halves, _ = true_advantages(player, episodes, points, turns, plan, lambda done, total: seen.append((done, total)))
     exact = [policy.advantage(episodes[i], k) for i, k in turns]
     assert seen[-1][0] == seen[-1][1] == len(seen)
     assert len(turns) > 20 and max(map(abs, exact)) > 2
@@ -114,10 +114,10 @@ def audited(seed, tasks=16):
     """Returns the comparison of an audit, and the exact advantages of its turns and their credits."""
     policy, plan, draw = Doors(seed), AuditPlan(group_size=8, continuations=8, parallel=512), random.Random(seed)
     player = Player(SUITE, policy, CONTEXT, SETTINGS)
-    episodes, points = record(player, [task for task in draw.sample(TASKS, tasks) for _ in range(8)], 512)
+    episodes, points = record(player, [task for task in draw.sample(TASKS, tasks) for _ in range(8)], 512, draw)
     turns = [(i, k) for i in range(0, len(episodes), 4) for k in range(len(episodes[i].turns))]
     credits = turn_credits(list_estimators(state_keys=False, gae=None)[0], build_batch(episodes, 8, "group"), turns)
-    halves = true_advantages(player, episodes, points, turns, plan)
+    halves, _ = true_advantages(player, episodes, points, turns, plan)
     found = compare(credits, halves, [episodes[i].task_id for i, _ in turns])
     return found, credits, halves, [policy.advantage(episodes[i], k) for i, k in turns]
 
@@ -237,6 +237,61 @@ def test_the_table_fits_a_terminal_of_80_columns():
     assert "Credit audit of runs/[b]/[/x]" in shown, "a name is no markup"
     assert "graph-gpo, last 3" in shown and "-.25 [-.11, -1.00]" in shown and ".50 [.45, .55]" in shown
     assert "25%" in shown and "\u2026" not in shown
+
+
+# ---------------------------------------------------------------------------------------------------------- rounds
+
+
+def round_of(suite, number):
+    """Plays a round of six tasks with a policy that always takes the hatch."""
+    context = ContextBuilder(
+        build_tokenizer(corpus(TrapSuite(), "corridor")), PromptTemplate.load("corridor"), history_length=0
+    )
+    [answer] = context.encode(ACTION, [{"action": go_through(HATCH)}])
+    player = Player(suite, lambda prompts: ([list(answer) for _ in prompts], None), context, SETTINGS)
+    estimators, tasks = {"grpo": list_estimators(state_keys=False, gae=None)[0]["grpo"]}, suite.task_ids("train")
+    draw, plan = random.Random(f"round {number}"), AuditPlan(group_size=8, continuations=4)
+    return play_round(player, tasks[6 * number : 6 * number + 6], plan, estimators, draw)
+
+
+def test_rounds_have_luck_of_their_own_which_is_the_same_after_an_interruption():
+    """48 episodes with a chance of .35 agree by chance with a probability below 1e-12."""
+    suite = TrapSuite()
+    rounds = [round_of(suite, number) for number in range(2)]
+    assert rounds[0]["success"] != rounds[1]["success"]
+    assert rounds[1] == round_of(TrapSuite(), 1)
+
+
+class Flaky(Trap):
+    """Fails in a reset, a step, a copy and a step of a copy, each in one task."""
+
+    is_copy = False
+
+    def reset(self, *, seed=None, options=None):
+        self.task = options["task_id"]
+        return self.fail("train/1") or super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        return self.fail("train/2") or (self.is_copy and self.fail("train/4")) or super().step(action)
+
+    def copy(self):
+        twin = self.fail("train/3") or super().copy()
+        twin.is_copy = True
+        return twin
+
+    def fail(self, task):
+        if self.task == task:
+            raise RuntimeError("engine crashed")
+
+
+def test_tasks_with_an_error_of_the_environment_are_left_out_and_named(monkeypatch):
+    suite = TrapSuite()
+    monkeypatch.setattr(suite, "make_env", lambda: Flaky(3, 4, 0.35, 12))
+    found = round_of(suite, 0)
+    assert set(found["task"]) == {"train/0", "train/5"} and found["turn"] == [0] * 4
+    assert len(found["halves"]) == len(found["credits"]["grpo"]) == 4 and not np.isnan(found["halves"]).any()
+    assert found["aborted"] == {f"train/{number}": "RuntimeError: engine crashed" for number in range(1, 5)}
+    assert len(found["success"]) == 4 * 8  # all but those of which an episode is not whole
 
 
 # ---------------------------------------------------------------------------------------------------------- copies
@@ -448,6 +503,41 @@ def test_more_tasks_extend_an_audit_and_fewer_lose_nothing(run, monkeypatch):
     assert report["tasks"] == len(set(sum(rounds, []))) == 5
     monkeypatch.setattr("epo_trl.credit_audit.program.play_round", None)  # whole rounds are kept
     assert tasks_of_rounds(3)[0] == rounds
+
+
+def test_a_round_that_is_to_be_extended_is_kept_when_the_time_is_up(run):
+    run.audit(tasks=3)
+    run.audit(tasks=6, minutes=-1)
+    assert run.read("round-001")["tasks"] == run.read("round-001")["task"][:1]
+    assert run.read("report")["tasks"] == 3
+
+
+def test_the_report_counts_the_tasks_that_an_error_left_out(run, capsys, monkeypatch):
+    def fail(game, action):
+        if failing is None or game.task in failing:
+            raise RuntimeError("[b]engine[/x] crashed")
+        return step(game, action)
+
+    def remember(game, *, seed=None, options=None):
+        game.task = options["task_id"]
+        return reset(game, seed=seed, options=options)
+
+    run.audit(tasks=4)
+    step, reset, failing = Trap.step, Trap.reset, {run.read("round-000")["tasks"][1]}
+    monkeypatch.setattr(Trap, "step", fail)
+    monkeypatch.setattr(Trap, "reset", remember)
+    shutil.rmtree(run.folder / "credit_audit")
+    capsys.readouterr()
+    run.audit(tasks=4)
+    report, shown = run.read("report"), " ".join(capsys.readouterr().out.split())
+    said, error = "left out for an error of the environment: 1", "RuntimeError: [b]engine[/x] crashed"
+    assert report["tasks"] == 3 and report["aborted"] == dict.fromkeys(failing, error)
+    assert f"{said} ({min(failing)}: {error})" in shown
+    assert f"{said}." in (run.folder / "credit_audit" / "report.md").read_text(encoding="utf-8")
+    failing = None
+    shutil.rmtree(run.folder / "credit_audit")
+    refused = run.refused(capsys)
+    assert "environment: expected one that plays" in refused and error in refused
 
 
 def test_an_audit_does_not_continue_with_another_template(run, tmp_path, capsys):

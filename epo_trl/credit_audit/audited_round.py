@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from random import Random
 from statistics import fmean
 from typing import Annotated, Any
@@ -19,7 +20,7 @@ from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.rollout.loop import Generate
 from epo_trl.rollout.running_episode import RunningEpisode
-from epo_trl.types import Episode
+from epo_trl.types import Episode, StopReason
 
 State = tuple[int, int, bool]  # episode, turn, and whether the recorded response has been given
 
@@ -84,39 +85,62 @@ def play_round(
     """Plays a round and returns it as JSON values, one entry of each list per audited turn.
 
     `task` is the task, `turn` the place of the turn in its episode, `halves` two independent estimates of its true
-    advantage, `credits` the advantage by each estimator. `success` has one entry per episode.
+    advantage, `credits` the advantage by each estimator. `success` has one entry per episode. Tasks in which an
+    environment raised an error are left out: `aborted` has the first error of each.
 
     Args:
         player: What plays.
         tasks: Tasks, each played by one group.
         plan: How much is played.
         estimators: Credits by name.
-        draw: Random numbers for the choice of the audited episodes.
+        draw: Random numbers for the environments and the choice of the audited episodes.
         on_progress: Called with the number of finished continuations and of all.
     """
-    episodes, points = record(player, [task for task in tasks for _ in range(plan.group_size)], plan.parallel)
+    episodes, points = record(player, [task for task in tasks for _ in range(plan.group_size)], plan.parallel, draw)
+    aborted = {episode.task_id: episode.error for episode in episodes if episode.stop is StopReason.ABORTED}
+    points = [each for each, episode in zip(points, episodes, strict=True) if episode.task_id not in aborted]
+    episodes = [episode for episode in episodes if episode.task_id not in aborted]
     rows = [
         first + member
         for first in range(0, len(episodes), plan.group_size)
         for member in sorted(draw.sample(range(plan.group_size), plan.audited))
     ]
     turns = [(row, k) for row in rows for k in range(len(episodes[row].turns))]
-    critic = player.critic(episodes) if player.critic else None
-    features = player.features(episodes) if player.features else None
-    batch = build_batch(episodes, plan.group_size, plan.scale, critic, features)
-    halves = true_advantages(player, episodes, points, turns, plan, on_progress)
+    halves, failed = true_advantages(player, episodes, points, turns, plan, on_progress)
+    kept = [i for i, (row, _) in enumerate(turns) if episodes[row].task_id not in failed]
+    turns = [turns[i] for i in kept]
     return {
         "task": [episodes[row].task_id for row, _ in turns],
         "turn": [k for _, k in turns],
-        "halves": halves,
-        "credits": turn_credits(estimators, batch, turns) if turns else {name: [] for name in estimators},
+        "halves": [halves[i] for i in kept],
+        "credits": _credits(player, episodes, turns, plan, estimators),
         "success": [episode.won for episode in episodes],
+        "aborted": aborted | failed,
     }
 
 
-def record(player: Player, tasks: Sequence[str], parallel: int) -> tuple[list[Episode], list[list[RunningEpisode]]]:
+def _credits(
+    player: Player,
+    episodes: Sequence[Episode],
+    turns: Sequence[tuple[int, int]],
+    plan: AuditPlan,
+    estimators: Mapping[str, Method],
+) -> dict[str, list[float]]:
+    if not turns:
+        return {name: [] for name in estimators}
+    critic = player.critic(episodes) if player.critic else None
+    features = player.features(episodes) if player.features else None
+    return turn_credits(estimators, build_batch(episodes, plan.group_size, plan.scale, critic, features), turns)
+
+
+def record(
+    player: Player, tasks: Sequence[str], parallel: int, draw: Random
+) -> tuple[list[Episode], list[list[RunningEpisode]]]:
     """Plays one episode per task; returns them with a copy of each before every turn."""
-    running = [start(task, player.seed, player.suite.make_env(), player.settings) for task in tasks]
+    envs = [player.suite.make_env() for _ in tasks]
+    for env in envs:
+        env.reseed(draw.randrange(2**62))
+    running = [start(task, player.seed, env, player.settings) for task, env in zip(tasks, envs, strict=True)]
     points: dict[int, list[RunningEpisode]] = defaultdict(list)
     for _ in play_to_end(
         iter(running),
@@ -136,11 +160,13 @@ def true_advantages(
     turns: Sequence[tuple[int, int]],
     plan: AuditPlan,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[tuple[float, float]]:
+) -> tuple[list[tuple[float, float]], dict[str, str]]:
     """Estimates A = Q - V of turns twice, each time with half of the continuations.
 
     V is the mean return of fresh continuations by the same policy from a copy of the state before the turn, Q that of
     continuations after the recorded response. Returns are the sums of the training rewards to the end of the episode.
+
+    Also returns the first error of each task in which an environment raised one; estimates that need it are NaN.
 
     Args:
         player: What plays.
@@ -155,6 +181,7 @@ def true_advantages(
     states = sorted({*before.values(), *(state for state in after.values() if state is not None)})
     returns: dict[tuple[State, int], list[float]] = defaultdict(list)
     owners: dict[int, tuple[State, int]] = {}
+    errors: dict[str, str] = {}
 
     def copies() -> Iterator[RunningEpisode]:
         for state in states:
@@ -167,7 +194,11 @@ def true_advantages(
     done = 0
     for ended in play_to_end(copies(), player.policy, player.context, parallel=plan.parallel):
         state, part = owners.pop(id(ended))
-        returns[state, part].append(sum(turn.reward for turn in ended.turns[state[1] :]))
+        earned = sum(turn.reward for turn in ended.turns[state[1] :])
+        if ended.stop is StopReason.ABORTED:
+            earned = nan
+            errors.setdefault(ended.task_id, ended.error)
+        returns[state, part].append(earned)
         done += 1
         on_progress(done, plan.continuations * len(states))
 
@@ -180,7 +211,7 @@ def true_advantages(
         paid = 0.0 if state is not None and state[2] else episodes[turn[0]].turns[turn[1]].reward
         return paid + half(state, part) - half(before[turn], part)
 
-    return [(advantage(turn, 0), advantage(turn, 1)) for turn in turns]
+    return [(advantage(turn, 0), advantage(turn, 1)) for turn in turns], errors
 
 
 def _after(

@@ -14,34 +14,32 @@ from epo_trl.types import StopReason, Turn
 
 
 def start(task_id: str, seed: int, env: TextEnv, settings: RolloutSettings) -> RunningEpisode:
-    """Returns a running episode before its first turn."""
+    """Returns a running episode before its first turn. An error of the environment aborts it."""
     episode = RunningEpisode(task_id, seed, env, settings)
-    episode.send_reset()
-    episode.await_answer()
+    with episode.aborted_by_errors():
+        episode.send_reset()
+        episode.await_answer()
     return episode
 
 
 def branch(episode: RunningEpisode) -> RunningEpisode:
-    """Returns an independent copy of a running episode, with a copy of its environment.
-
-    Raises:
-        EnvError: If the environment cannot copy its state.
-    """
-    return replace(
-        episode,
-        env=episode.env.copy(),
-        turns=list(episode.turns),
-        history=list(episode.history),
-        carried_ids=list(episode.carried_ids),
+    """Returns an independent copy of a running episode, with a copy of its environment. An error aborts the copy."""
+    twin = replace(
+        episode, turns=list(episode.turns), history=list(episode.history), carried_ids=list(episode.carried_ids)
     )
+    with twin.aborted_by_errors():
+        twin.env = episode.env.copy()
+    return twin
 
 
 def repeat_turn(episode: RunningEpisode, turn: Turn, context: ContextBuilder) -> RunningEpisode:
     """Returns a copy of a running episode in which the policy has given the response of a recorded turn."""
     twin = branch(episode)
-    twin.send_action(turn.response_ids, turn.response, turn.logprobs, context)
-    twin.await_answer()
-    twin.prompt = None
+    if twin.stop is None:
+        with twin.aborted_by_errors():
+            twin.send_action(turn.response_ids, turn.response, turn.logprobs, context)
+            twin.await_answer()
+        twin.prompt = None
     return twin
 
 
@@ -88,7 +86,10 @@ def _take_turns(episodes: Sequence[RunningEpisode], policy: Generate, context: C
     responses, logprobs = policy([episode.ids_to_continue() for episode in episodes])
     texts = context.decode(responses)
     for i, (episode, text) in enumerate(zip(episodes, texts, strict=True)):
-        episode.send_action(responses[i], text, logprobs[i] if logprobs else None, context)
+        with episode.aborted_by_errors():
+            episode.send_action(responses[i], text, logprobs[i] if logprobs else None, context)
     for episode in episodes:
-        episode.await_answer()
+        with episode.aborted_by_errors():
+            if episode.stop is None:
+                episode.await_answer()
         episode.prompt = None

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 from tqdm.auto import tqdm
 from trl import ModelConfig
 
@@ -25,7 +26,7 @@ from epo_trl.credit_audit.estimators import list_estimators
 from epo_trl.credit_audit.report import draw, make_markdown, make_table
 from epo_trl.credit_audit.statistics import Comparison, compare
 from epo_trl.envs.base import TaskSuite
-from epo_trl.errors import InputError
+from epo_trl.errors import InputError, spelled
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
 from epo_trl.methods import build_methods
@@ -188,11 +189,13 @@ class Audit:
         tasks, size = self.tasks, self.audit.audit_round
         for number, first in enumerate(range(0, len(tasks), size)):
             path, part = self.folder / f"round-{number:03}.json", tasks[first : first + size]
-            # The last round of an audit of fewer tasks may lack some.
-            if not path.is_file() or read_state(path, "tasks")["tasks"][: len(part)] != part:
-                if time.monotonic() > end:
+            stored = read_state(path, "tasks")["tasks"] if path.is_file() else []
+            # The last round of an audit of fewer tasks may lack some. Without time to play it again it remains.
+            if stored[: len(part)] != part:
+                if time.monotonic() <= end:
+                    write_state(path, {"tasks": part, **self._play_round(number, part)})
+                elif not stored or part[: len(stored)] != stored:
                     return
-                write_state(path, {"tasks": part, **self._play_round(number, part)})
             yield read_state(path, "halves", "credits", "task")
 
     def _play_round(self, number: int, tasks: list[str]) -> dict[str, Any]:
@@ -217,6 +220,10 @@ class Audit:
         halves = [tuple(pair) for one in rounds for pair in one["halves"]]
         tasks = [task for one in rounds for task in one["task"]]
         credits = {name: [x for one in rounds for x in one["credits"][name]] for name in self.estimators}
+        aborted = {task: error for one in rounds for task, error in one.get("aborted", {}).items()}
+        first = next((f"{task}: {error}" for task, error in aborted.items()), "")
+        if not tasks and aborted:
+            raise InputError(f"environment: expected one that plays its tasks, got an error in each ({first})")
         if not tasks:
             raise InputError(
                 f"max_prompt_length: expected room for the first prompt of a task, got {self.args.max_prompt_length}"
@@ -224,15 +231,20 @@ class Audit:
         success = [won for one in rounds for won in one["success"]]
         comparison = compare(credits, halves, tasks, seed=self.args.seed)
         title = f"Credit audit of {self.audit.audited_run}"
-        facts = {"success": sum(success) / len(success), "episodes": len(success), "left_out": self.left_out}
+        facts = {
+            "success": sum(success) / len(success), "episodes": len(success), "left_out": self.left_out,
+            "aborted": aborted,
+        }  # fmt: skip
         write_state(self.folder / "report.json", {**facts, "settings": self._settings, **asdict(comparison)})
-        write_atomically(self.folder / "report.md", make_markdown(comparison, title))
+        write_atomically(self.folder / "report.md", make_markdown(comparison, title, len(aborted)))
         draw(comparison, title, self.folder / "report.png")
         console = Console()
         console.print(make_table(comparison, title))
         console.print(f"success {facts['success']:.0%} of {len(success)} episodes")
         for name, reason in self.left_out.items():
             console.print(f"not audited: {name} ({reason})")
+        if aborted:
+            console.print(Text(spelled(f"tasks left out for an error of the environment: {len(aborted)} ({first})")))
         return comparison
 
 

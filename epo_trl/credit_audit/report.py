@@ -35,9 +35,10 @@ def make_table(comparison: Comparison, title: str) -> Table:
     return table
 
 
-def make_markdown(comparison: Comparison, title: str) -> str:
-    """Returns the same table in Markdown."""
+def make_markdown(comparison: Comparison, title: str, aborted: int = 0) -> str:
+    """Returns the same table in Markdown, and the number of tasks that an error of the environment left out."""
     lines = [f"# {title}", "", summary(comparison), ""]
+    lines += [f"Tasks left out for an error of the environment: {aborted}.", ""] if aborted else []
     lines += [
         "| credit | correlation with A* | gain over grpo | sign | no credit |",
         "|---|---|---|---|---|",

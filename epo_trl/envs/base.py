@@ -85,6 +85,12 @@ class TextEnv(ABC):
             "engine of ALFWorld, ScienceWorld, WebShop, the toys, the trap and the corridor can"
         )
 
+    def reseed(self, seed: int) -> None:  # noqa: B027 - most games have none
+        """Seeds the random numbers that do not follow from task and seed of a reset. By default there are none.
+
+        An audit of credits calls it before each episode, so that its rounds are independent and can be resumed.
+        """
+
     # Sending to all environments before waiting for any lets those that run elsewhere, `AsyncTextEnv`, work in
     # parallel. By these defaults, all others do their work in the wait.
 

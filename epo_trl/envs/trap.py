@@ -76,11 +76,15 @@ class Trap(TextEnv):
 
     def __init__(self, rooms: int, doors: int, hatch: float, move_limit: int, number: int = 0) -> None:
         self.rooms, self.doors, self.hatch, self.move_limit = rooms, doors, hatch, move_limit
-        self._stream, self._copies = f"hatch {number}", 0
-        self.luck = random.Random(self._stream)
+        self.reseed(number)
         self.actions = {go_through(colour): colour for colour in (*colours(doors), HATCH)}
         self.place: int | str | None = None
         self.moves = 0
+
+    def reseed(self, seed: int) -> None:
+        """Seeds the outcomes of the hatch."""
+        self._stream, self._copies = f"hatch {seed}", 0
+        self.luck = random.Random(self._stream)
 
     def copy(self) -> Trap:
         """Returns an independent game in the same state, with another random stream for its hatch."""
