@@ -275,6 +275,25 @@ def _contained(function: Callable[[], Any]) -> Any:
         raise EnvError(error_text(error)) from error
 
 
+class _ObjectsOnly:
+    """ASGI middleware that empties messages which are no JSON object.
+
+    OpenEnv answers an empty message with INVALID_JSON; JSON that is no object, or binary data, would end the session.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Callable[[], Any], send: Any) -> None:
+        async def receive_object() -> Any:
+            message = await receive()
+            if message["type"] == "websocket.receive" and not (message.get("text") or "").lstrip().startswith("{"):
+                return {"type": "websocket.receive", "text": ""}
+            return message
+
+        await self._app(scope, receive_object, send)
+
+
 def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> Any:
     """Returns the FastAPI app of an OpenEnv server.
 
@@ -310,10 +329,12 @@ def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> 
         turn=(int, Field(description="Number of actions taken.")),
     )
     served = type("ServedGame", (GameSession, Environment), {})
-    return create_fastapi_app(
+    app = create_fastapi_app(
         partial(served, games, observation, EnvironmentMetadata, State),
         action,
         observation,
         concurrency_config=ConcurrencyConfig(max_concurrent_envs=seats, session_timeout=idle_timeout_seconds),
         env_name=games.suite.name,
     )
+    app.add_middleware(_ObjectsOnly)
+    return app
