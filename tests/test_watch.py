@@ -184,15 +184,38 @@ const presses = [
 </script>"""
 
 
+# Selects each task type, one after the other, and notes the number of listed episodes.
+SELECTS = """<script>
+const types = document.getElementById("type");
+const listed = [...types.options].map((option) => {
+  types.value = option.value;
+  types.dispatchEvent(new Event("input", { bubbles: true }));
+  return `${option.text}: ${document.querySelectorAll("#list li").length}`;
+});
+document.body.append(`listed: ${listed.join(", ")}.`);
+</script>"""
+
+
+def page_with_script(script, *samples):
+    html = page(*samples)
+    policy = html.index("<meta http-equiv")
+    return html[:policy] + html[html.index(">", policy) + 1 :].replace("</body>", f"{script}</body>")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no browser")
+def test_a_task_type_selects_its_episodes_and_so_does_none(tmp_path, browser):
+    samples = [sample(said="look"), sample(said="look"), sample(said="")]
+    (tmp_path / "page.html").write_text(page_with_script(SELECTS, *samples), encoding="utf-8")
+    assert "listed: all task types: 3, look: 2, (none): 1." in browser()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no browser")
 def test_keys_open_the_next_and_the_previous_episode_of_the_list(tmp_path, browser):
     """The second ones would go past the ends; a key in the search, or with Ctrl, is not for us."""
     episodes = [sample(rewards=(reward,), rl_step=step) for step, reward in ((1, -2.0), (2, -1.0), (3, 0.0))]
-    html = page(*episodes)
-    policy = html.index("<meta http-equiv")
-    html = html[:policy] + html[html.index(">", policy) + 1 :].replace("</body>", f"{PRESSES}</body>")
-    (tmp_path / "page.html").write_text(html, encoding="utf-8")
+    (tmp_path / "page.html").write_text(page_with_script(PRESSES, *episodes), encoding="utf-8")
     dom = browser()
     assert "opened: 2++ 3+- 3+- 2++ 2++ 2++ 1-+ 1-+." in dom and "keys ← → or k j" in dom
 

@@ -204,7 +204,7 @@ function wanted(episode) {
   const [search, error] = [at("search").value.toLowerCase(), at("error").value];
   return (
     (!at("outcome").value || kind(episode) === at("outcome").value) &&
-    (!at("type").value || episode.task_type === at("type").value) &&
+    (!at("type").value || episode.task_type === at("type").value.slice(1)) &&
     (!at("split").value || episode.split === at("split").value) &&
     (!error || errors(episode).some((turn) => error === "any" || turn.error === error.slice(1))) &&
     (!episode.rl_step || !at("from").value || episode.rl_step >= Number(at("from").value)) &&
@@ -247,7 +247,7 @@ function open() {
 
 at("about").textContent = DATA.about;
 choices(at("outcome"), "all outcomes", tally(DATA.episodes.map(kind)).map(([value]) => [value, value]));
-choices(at("type"), "all task types", tally(DATA.episodes.map((e) => e.task_type)).map(([v]) => [v, v || "(none)"]));
+choices(at("type"), "all task types", tally(DATA.episodes.map((e) => e.task_type)).map(([v]) => [`=${v}`, v || "(none)"]));
 choices(at("split"), "all lists", tally(DATA.episodes.map((e) => e.split)).map(([value]) => [value, value]));
 const reasons = tally(DATA.episodes.flatMap(errors).map((turn) => turn.error));
 choices(at("error"), "any turns", [["any", "with an invalid turn"], ...reasons.map(([r, n]) => [`=${r}`, `${r} (${n})`])]);
