@@ -55,34 +55,46 @@ TAGS = tuple(tag for panel in PANELS for tag in panel.tags)
 def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Curve]:
     """Reads `{tag: (steps, values)}` of the logged tags among `tags` (`None`: all), with ascending steps.
 
-    Searches the directory recursively. The event files of a resumed run may repeat a step; the newest value by wall
-    time wins. Values that are not finite are left out.
+    Searches the directory recursively. A resumed run has several event files, of which a later one continues those
+    before it from its first step: what they hold of later steps is left out, and the newest value of a step wins.
+    Values that are not finite are left out.
     """
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     folder = Path(run)
     files = sorted(folder.rglob("*tfevents*"))
     if not files:
         what = "not a directory" if not folder.is_dir() else "no TensorBoard event file in it or its subfolders"
         raise InputError(f"run: expected the output directory of a training run, got {folder} ({what})")
     _need_one_run(folder, files)
-    newest: dict[str, dict[int, tuple[float, float]]] = {tag: {} for tag in tags or ()}
-    for file in files:
-        events = EventAccumulator(str(file), size_guidance={"scalars": 0}, purge_orphaned_data=False)
-        events.Reload()
-        for tag in events.Tags()["scalars"]:
-            if tags is not None and tag not in newest:
-                continue
-            points = newest.setdefault(tag, {})
-            for event in events.Scalars(tag):
-                if event.step not in points or event.wall_time >= points[event.step][0]:
-                    points[event.step] = (event.wall_time, event.value)
+    points: dict[str, dict[int, float]] = {tag: {} for tag in tags or ()}
+    for begin, scalars in _read_in_order(files):
+        points = {tag: {step: known[step] for step in known if step <= begin} for tag, known in points.items()}
+        for tag, events in scalars.items():
+            if tags is None or tag in points:
+                points.setdefault(tag, {}).update((event.step, event.value) for event in events)
     curves = {}
-    for tag, points in newest.items():
-        finite = [(step, value) for step, (_, value) in sorted(points.items()) if math.isfinite(value)]
+    for tag, known in points.items():
+        finite = [(step, value) for step, value in sorted(known.items()) if math.isfinite(value)]
         if finite:
             curves[tag] = (np.array([step for step, _ in finite]), np.array([value for _, value in finite]))
     return curves
+
+
+def _read_in_order(files: Sequence[Path]) -> list[tuple[int, dict[str, list[Any]]]]:
+    """Reads event files, the oldest first: the first step of each, and its events by tag, both by wall time."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = []
+    for file in files:
+        reader = EventAccumulator(str(file), size_guidance={"scalars": 0}, purge_orphaned_data=False)
+        reader.Reload()
+        scalars = {tag: sorted(reader.Scalars(tag), key=_wall_time) for tag in reader.Tags()["scalars"]}
+        if scalars:
+            found.append((min((events[0] for events in scalars.values()), key=_wall_time), scalars))
+    return [(first.step, scalars) for first, scalars in sorted(found, key=lambda file: _wall_time(file[0]))]
+
+
+def _wall_time(event: Any) -> float:
+    return float(event.wall_time)
 
 
 def _need_one_run(folder: Path, files: Sequence[Path]) -> None:

@@ -65,6 +65,20 @@ def test_a_resumed_run_is_one_curve_in_which_the_newest_value_of_a_step_wins(tmp
     assert values.tolist() == [1.0] * 4 + [2.0] * 6
 
 
+def test_what_followed_the_checkpoint_to_which_a_run_went_back_is_not_drawn(tmp_path):
+    """Also where the new attempt has not come as far, or has not been evaluated; a late evaluation drops nothing."""
+    old = [("train/reward", step, 1.0, 100.0 + step) for step in range(1, 11)]
+    old += [("eval/iid/success_rate", step, 1.0, 100.5 + step) for step in (4, 8)]
+    write_events(tmp_path / "b", old)
+    write_events(tmp_path / "a", [("train/reward", step, 2.0, 200.0 + step) for step in (6, 7)])
+    write_events(tmp_path / "c", [("eval/ood/success_rate", 7, 3.0, 300.0)])
+    curves = read_run(tmp_path)
+    assert curves["train/reward"][0].tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert curves["train/reward"][1].tolist() == [1.0] * 5 + [2.0] * 2
+    assert curves["eval/iid/success_rate"][0].tolist() == [4]
+    assert list(read_run(tmp_path, ["eval/iid/success_rate"])) == ["eval/iid/success_rate"]
+
+
 def test_a_folder_of_several_runs_is_no_run(tmp_path):
     """Their steps would make one curve of pieces. Attempts of one run are below its folder `runs`."""
     events = [("train/reward", 1, 4.0, 0.5)]
