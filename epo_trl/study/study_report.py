@@ -122,7 +122,8 @@ def _training_note(study: Study) -> str:
         f"seeds (95 % interval, Student's t). Solved: above {solved} % (95 % interval of the share, Wilson); trapped: "
         f"below {trapped} %. Steps: until the running mean over {study.smooth} RL steps reaches {solved} %, median of "
         "the runs that get there. Entropy: over all tokens, first RL steps → last ones. Exploded, collapsed: runs that "
-        "ever were, and that are at their end, by the definitions in docs/metrics.md (`run/exploded`, `run/collapsed`)."
+        "ever were, and that are at their end, by the definitions in docs/metrics.md (`run/exploded`, "
+        "`run/collapsed`), except that a collapse is judged against the best arm's success."
     )
 
 
