@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.base import Info
 from epo_trl.rollout import RolloutSettings
@@ -11,11 +9,11 @@ from epo_trl.rollout.templates import PromptTemplate, render
 from epo_trl.trainers.trl_environment import SuiteEnvironment
 
 TURNS = 15
-EPISODES = 16  # per RL step
-GROUP = 4  # episodes of one task, for GRPO
+EPISODES = 64  # per RL step
+GROUP = 8  # episodes of one task, for GRPO
 RESPONSE_TOKENS = 12
 EPISODE_TOKENS = 2048  # a limit that no episode reaches
-PROMPT = str(Path(__file__).parent / "prompt")
+PROMPT = "plain"  # task and observations only
 TEMPLATE = PromptTemplate.load(PROMPT)
 OVER = "The episode is over."  # what an agent reads after the last action, where its trainer asks for one more answer
 RULES = RolloutSettings(max_turns=TURNS, success_reward=1.0, invalid_action_penalty=0.0, require_think=False)
@@ -24,7 +22,7 @@ RULES = RolloutSettings(max_turns=TURNS, success_reward=1.0, invalid_action_pena
 def make_suite() -> GeneratedAlfworld:
     """Creates the games: put one object into or onto a receptacle, in small bedrooms and bathrooms."""
     return GeneratedAlfworld(
-        n_train=4000, n_iid=100, n_ood=0, task_types=["pick_and_place_simple"], room_types=["bedrooms", "bathrooms"],
+        n_train=16000, n_iid=100, n_ood=0, task_types=["pick_and_place_simple"], room_types=["bedrooms", "bathrooms"],
         max_receptacles=8,
     )  # fmt: skip
 

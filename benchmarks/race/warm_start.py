@@ -12,6 +12,7 @@ import argparse
 import math
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from games import OVER, PROMPT, TEMPLATE, TURNS, make_suite
 
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
+from epo_trl.models.muon import make_muon
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 
@@ -71,8 +73,9 @@ def main() -> None:
     """Trains and saves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/race/warm"))
-    parser.add_argument("--episodes", type=int, default=3200)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--episodes", type=int, default=16000)
+    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--mistakes", type=float, default=0.3)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -83,10 +86,11 @@ def main() -> None:
     model = build_model(tokenizer, seed=args.seed).train()
     context = ContextBuilder(tokenizer, TEMPLATE, mode="concatenated")
     tasks = [(task, args.seed) for task in suite.task_ids("train")[: args.episodes]]
-    played = expert_episodes(suite, tasks, context, max_turns=TURNS, mistake_rate=0.15, thoughts=False)
-    episodes = [with_end(turns, tokenizer) for turns in played]
+    played = expert_episodes(suite, tasks, context, max_turns=TURNS, mistake_rate=args.mistakes, thoughts=False)
+    learned = ([replace(turn, is_learned=True) for turn in turns] for turns in played)
+    episodes = [with_end(turns, tokenizer) for turns in learned]
     print(f"{len(episodes)} episodes, {sum(len(t.input_ids) for e in episodes for t in e):,} tokens", flush=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = make_muon(model, lr=3e-3, matrix_lr=5e-3, betas=(0.9, 0.98), weight_decay=0.0)
     shape = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min(1.0, (i + 1) / 50) * 0.5 * (1 + math.cos(math.pi * i / args.steps))
     )
