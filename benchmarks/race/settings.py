@@ -17,7 +17,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--folder", type=Path, default=Path("runs/race"), help="holds `warm` and gets a folder per run")
     made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    made.add_argument("--budget", type=float, default=480.0, help="CPU seconds of training of each run")
+    made.add_argument("--budget", type=float, default=360.0, help="CPU seconds of training of each run")
     made.add_argument("--marks", type=int, default=1, help="number of checkpoints of each run")
     made.add_argument("--most", type=int, default=1000, help="RL steps after which a run ends in any case")
     return made
