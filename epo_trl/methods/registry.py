@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Method, Need
 from epo_trl.methods.epo import EPO
-from epo_trl.methods.stack import Methods
+from epo_trl.methods.stack import TOKEN_MEANS, Methods
 
 # Field of the configuration -> name -> location of the class. User-defined classes are named "module:Class".
 METHODS: dict[str, dict[str, str]] = {
@@ -93,6 +93,7 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
     methods = Methods(made, args.max_turns)
     _check_kinds(methods, args, critic)
     _check_nucleus(methods, args)
+    _check_loss(methods, args)
     for name, method in methods.items():
         method.check(args)
         try:
@@ -216,6 +217,16 @@ def _check_nucleus(methods: Methods, args: Any) -> None:
         raise InputError(
             f"sync_ref_model: expected False with {methods.readers_of_reference[0]!r}, got True: the reference policy "
             "stays fixed for the whole run"
+        )
+
+
+def _check_loss(methods: Methods, args: Any) -> None:
+    """Rejects losses whose means count the rows of the groups that a method leaves out."""
+    choosing = methods.overriding("choose_groups")
+    if choosing and args.loss_type not in TOKEN_MEANS:
+        raise InputError(
+            f"loss_type: expected one of {TOKEN_MEANS} with {choosing[0]!r}, got {args.loss_type!r}, whose mean also "
+            "counts the groups that are left out, as zeros. Set loss_type: dapo."
         )
 
 

@@ -14,6 +14,7 @@ from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch,
 from epo_trl.methods.entropy_meter import EntropyMeter
 from epo_trl.types import Episode
 
+TOKEN_MEANS = ("dapo", "cispo", "vespo")  # TRL's losses that are means over the tokens of the whole batch
 _MARK = "marks/{method}/{name}"  # key in TRL's batch
 
 

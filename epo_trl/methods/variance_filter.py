@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import pvariance
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from epo_trl.bounds import Count, PositiveShare
-from epo_trl.errors import InputError
 from epo_trl.methods.base import Group, Method, Need
-from epo_trl.methods.turn_mean import LOSSES
 
 _EQUAL = 1e-12  # variance of returns that differ by rounding alone
 
@@ -31,14 +29,6 @@ class VarianceFilter(Method):
 
     share: PositiveShare = 0.9
     most: Count | None = None
-
-    def check(self, args: Any) -> None:
-        """Rejects losses whose means count the rows of the groups that are left out."""
-        if args.loss_type not in LOSSES:
-            raise InputError(
-                f"loss_type: expected one of {LOSSES} with 'variance-filter', got {args.loss_type!r}, whose mean also "
-                "counts the groups that are left out, as zeros. Set loss_type: dapo."
-            )
 
     def model_card_text(self) -> str:
         """Returns the paper and the settings."""
