@@ -18,6 +18,7 @@ SYSTEMS = {
     "agilerl_ppo": "AgileRL, PPO per turn",
     "ours_ppo": "this package, PPO per turn",
 }
+ALONE = "agilerl_ppo"  # in seconds only
 
 
 def collect(folder: Path, results: Path) -> None:
@@ -63,10 +64,10 @@ def spread(values: list[float], form: str) -> str:
 def table(found: dict[str, list[dict[str, Any]]]) -> str:
     """Returns a Markdown table with one row per system: median and range over seeds.
 
-    AgileRL's seconds are not compared: without a GPU it cannot use its engine for generation.
+    AgileRL is not compared: without a GPU it cannot use its engine for generation, and its runs are one RL step long.
     """
     base = {name: median(map(seconds, runs)) for name, runs in found.items()}
-    common = min(run["steps"][-1]["episodes"] for runs in found.values() for run in runs)
+    common = min(run["steps"][-1]["episodes"] for name, runs in found.items() if name != ALONE for run in runs)
     half = common // 2
     head = ["system", "CPU s per RL step", "RL steps", f"won, episodes {half + 1} to {common}", "test games won"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -79,8 +80,8 @@ def table(found: dict[str, list[dict[str, Any]]]) -> str:
             SYSTEMS[name],
             spread([seconds(run) for run in runs], ".2f") + faster,
             spread([len(run["steps"]) for run in runs], ".0f"),
-            spread([success(run, half, common) for run in runs], ".0%"),
-            spread(last, ".0%") if last else "not played",
+            spread([success(run, half, common) for run in runs], ".0%") if name != ALONE else "",
+            spread(last, ".0%") if name != ALONE else "",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -94,7 +95,8 @@ def plot(found: dict[str, list[dict[str, Any]]], target: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.6), sharey=True)
-    for color, (name, runs) in zip(("C1", "C0", "C3", "C2"), found.items(), strict=False):
+    shown = {name: runs for name, runs in found.items() if name != ALONE}
+    for color, (name, runs) in zip(("C1", "C0", "C2"), shown.items(), strict=False):
         for number, run in enumerate(runs):
             steps = run["steps"]
             means = [100 * mean(step["success"] for step in steps[max(0, i - 4) : i + 1]) for i in range(len(steps))]
