@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -162,10 +162,11 @@ def set_aside(folder: str | os.PathLike[str], step: int, resumed: str) -> None:
             )
 
 
-def move_aside(files: Sequence[Path]) -> None:
-    """Moves files of one folder to a new folder `_abandoned-<number>` beside them."""
+def move_aside(folder: str | os.PathLike[str], step: int) -> None:
+    """Moves the files `*step_<number>.*` of later steps to a new folder `_abandoned-<number>` beside them."""
+    files = [file for file in Path(folder).glob("*step_*.*") if step_of(file.stem.replace("_", "-")) > step]
     if files:
-        aside = abandoned(files[0].parent)
+        aside = abandoned(Path(folder))
         aside.mkdir()
         for file in files:
             file.rename(aside / file.name)

@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
+from epo_trl.long_runs.checkpoint_files import move_aside
 from epo_trl.long_runs.guards import UpdateGuard, check_skipped
 from epo_trl.long_runs.long_run import STATE_FILE, LongRun
 from epo_trl.long_runs.run_settings import content_digest, differences, model_digest
@@ -27,11 +28,11 @@ from epo_trl.trainers.collection import Player
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.evaluator import Evaluator
 from epo_trl.trainers.lag import LaggedPolicy
-from epo_trl.trainers.model_card import OwnModelCard, set_reports_aside
+from epo_trl.trainers.model_card import REPORTS, OwnModelCard
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.setup import RolloutRules
-from epo_trl.watch.source import set_samples_aside
+from epo_trl.watch.source import FOLDER as EPISODES
 
 # Files of a checkpoint, equal on all ranks.
 LEARNED, LAGGED = "learned_by_methods.pt", "lagged_weights.pt"
@@ -137,8 +138,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     def _set_results_aside(self, step: int, checkpoint: str | None) -> None:
         at = 0 if checkpoint is None else read_state(os.path.join(checkpoint, STATE_FILE), "rl_step")["rl_step"]
-        set_samples_aside(self.args.output_dir, at)
-        set_reports_aside(self.args.output_dir, step)
+        move_aside(os.path.join(self.args.output_dir, EPISODES), at)
+        move_aside(os.path.join(self.args.output_dir, REPORTS), step)
 
     def _passes_before(self, saved_passes: int, saved: Mapping[str, Any]) -> int:
         """Returns the number of forward-backward passes that this run would have made up to the checkpoint.

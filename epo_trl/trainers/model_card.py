@@ -19,7 +19,6 @@ from epo_trl.bounds import copy_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite
 from epo_trl.evaluation import EvalReport, Protocol
-from epo_trl.long_runs.checkpoint_files import move_aside
 from epo_trl.methods import Methods
 from epo_trl.models.adapters import made_from
 from epo_trl.rollout.spec import ResponseArguments
@@ -193,11 +192,6 @@ def _results(run_dir: Path, step: int) -> str:
         + "\n\nOne episode per task of a fixed list. Intervals are Wilson intervals. Results under another protocol or "
         "suite are not comparable."
     )
-
-
-def set_reports_aside(run_dir: str, step: int) -> None:
-    """Moves the reports of later optimizer steps to a new folder `_abandoned-<number>` beside them."""
-    move_aside([path for path in _report_files(Path(run_dir)) if _read_step(path) > step])
 
 
 def _report_files(run_dir: Path) -> list[Path]:

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.checkpoint_files import move_aside
 from epo_trl.types import StopReason
 from epo_trl.watch.sample import Sample, read_samples
 
@@ -17,12 +16,6 @@ FOLDER = "episodes"  # in a run's `output_dir`
 def sample_file(output_dir: str | os.PathLike[str], rl_step: int) -> Path:
     """Returns the file for the episodes of an RL step, which counts from 1."""
     return Path(output_dir) / FOLDER / f"rl_step_{rl_step:06d}.jsonl"
-
-
-def set_samples_aside(output_dir: str | os.PathLike[str], rl_step: int) -> None:
-    """Moves the files of later RL steps to a new folder `_abandoned-<number>` beside them."""
-    last = sample_file(output_dir, rl_step)
-    move_aside([file for file in last.parent.glob("rl_step_*.jsonl") if file.name > last.name])
 
 
 def evaluation_file(output: str | os.PathLike[str]) -> Path:
