@@ -58,18 +58,6 @@ def test_a_large_number_is_no_entity():
     assert len(tokenizer) < 30
 
 
-def test_named_entities_take_the_place_of_found_ones():
-    tokenizer = build_tokenizer(["step 3: open the side table 1"], entities=["Side Table 3", "drawer 2"])
-    assert tokens_of(tokenizer, "step 3 : side table 2 drawer 1 side") == [
-        "step", "3", ":", "side table 2", "drawer 1", "side",
-    ]  # fmt: skip
-
-
-def test_an_entity_without_a_number_is_an_error():
-    with pytest.raises(ValueError, match="entities: expected a name and its largest number, .* got 'drawer'"):
-        build_tokenizer(TEXTS, entities=["drawer"])
-
-
 @pytest.mark.parametrize("text", ["go to drawer 3", "put mug 1 in/on drawer 2", CHAT[1]["content"]])
 def test_actions_round_trip_exactly(tokenizer, text):
     ids = tokenizer(text)["input_ids"]

@@ -80,14 +80,12 @@ class TreasureHunt(TextEnv):
 
     Args:
         move_limit: Number of steps after which the game truncates the episode.
-        reward: Reward of the step that solves the task.
     """
 
     is_deterministic = True
 
-    def __init__(self, *, move_limit: int = 30, reward: float = 1.0) -> None:
+    def __init__(self, *, move_limit: int = 30) -> None:
         self.move_limit = move_limit
-        self.reward = reward
         self._state: _State | None = None
 
     def copy(self) -> TreasureHunt:
@@ -112,7 +110,7 @@ class TreasureHunt(TextEnv):
         won = state.hunt.wanted in state.in_chest
         truncated = not won and state.moves >= self.move_limit
         state.over = won or truncated
-        return observation, self.reward if won else 0.0, won, truncated, self._info(state)
+        return observation, float(won), won, truncated, self._info(state)
 
     def _info(self, state: _State) -> Info:
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from typing import Any
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from epo_trl.errors import InputError
-from epo_trl.evaluation.protocol import Protocol, get_protocol
+from epo_trl.evaluation.protocol import Protocol
 from epo_trl.evaluation.samples import plain
 from epo_trl.evaluation.wilson import wilson_interval
 from epo_trl.types import Episode, StopReason
@@ -70,9 +70,9 @@ class EvalReport:
 
     @classmethod
     def from_episodes(
-        cls, episodes: Sequence[Episode], *, protocol: Protocol | str, suite: str, split: str, seconds: float
+        cls, episodes: Sequence[Episode], *, protocol: Protocol, suite: str, split: str, seconds: float
     ) -> EvalReport:
-        """Creates the report of a list of episodes; `protocol` may be a registered name."""
+        """Creates the report of a list of episodes."""
         if not episodes:
             raise InputError(f"episodes: expected at least one, got none for {suite} {split}")
         total = Counter(episode.task_type for episode in episodes)
@@ -84,7 +84,7 @@ class EvalReport:
             if episode.score is not None
         ]
         return cls(
-            protocol=get_protocol(protocol) if isinstance(protocol, str) else protocol,
+            protocol=protocol,
             suite=suite,
             split=split,
             types={name: TypeCount(total[name], wins[name]) for name in sorted(total)},
@@ -188,42 +188,29 @@ class EvalReport:
         )
 
 
-def format_table(
-    reports: Sequence[EvalReport] | Mapping[str, EvalReport | Sequence[EvalReport]], *, width: int = 120
-) -> str:
+def format_table(reports: Sequence[EvalReport], *, width: int = 120) -> str:
     """Formats reports as a plain-text table: one row per report, followed by one per task type.
 
     Args:
-        reports: The reports, or a mapping from labels for the first column, such as `"before RL"`, to one or several
-            reports.
+        reports: The reports.
         width: Width of the text in columns.
     """
-    labelled = reports if isinstance(reports, Mapping) else {"": reports}
-    rows = [
-        (label, report)
-        for label, group in labelled.items()
-        for report in ([group] if isinstance(group, EvalReport) else group)
-    ]
-    heads = {
-        "what": [label for label, _ in rows],
-        "protocol": [report.protocol.name for _, report in rows],
-        "suite": [report.suite for _, report in rows],
-    }
+    heads = {"protocol": [report.protocol.name for report in reports], "suite": [report.suite for report in reports]}
     # values shared by all rows go into the title
-    shared = [f"{name} {values[0]}" for name, values in heads.items() if name != "what" and len(set(values)) == 1]
-    columns = [name for name, values in heads.items() if len(set(values)) > 1 or (name == "what" and any(values))]
+    shared = [f"{name} {values[0]}" for name, values in heads.items() if len(set(values)) == 1]
+    columns = [name for name, values in heads.items() if len(set(values)) > 1]
     table = Table(
         title=plain(", ".join(shared)) if shared else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
     )
     for heading in (*columns, "split", "task type"):
         table.add_column(heading)
-    scored = any(report.mean_score is not None for _, report in rows)
+    scored = any(report.mean_score is not None for report in reports)
     for heading in ("n", "success %", "95 % interval", "macro %", *(("score", "wait %") if scored else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("turns", "invalid %"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("stopped by")
-    for index, (_, report) in enumerate(rows):
+    for index, report in enumerate(reports):
         _add_rows(table, [heads[name][index] for name in columns], report, scored)
     text = io.StringIO()
     Console(file=text, width=width, color_system=None, force_terminal=False).print(table)

@@ -51,20 +51,13 @@ def _splitter(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
 
 
-def _largest_numbers(texts: Iterable[str], entities: Iterable[str] | None) -> dict[str, int]:
-    """Returns `{entity class: largest number}` for every word before a number, or for those in `entities`."""
+def _largest_numbers(texts: Iterable[str]) -> dict[str, int]:
+    """Returns `{entity class: largest number}` for every word directly before a number below 100."""
+    find = _splitter(rf"{_WORD} [0-9]{{1,2}}(?![0-9])|{_PLAIN}")
     largest: dict[str, int] = {}
-    if entities is None:
-        find = _splitter(rf"{_WORD} [0-9]{{1,2}}(?![0-9])|{_PLAIN}")
-        pieces = {piece for text in texts for piece, _ in find.pre_tokenize_str(text)}
-        names = [piece for piece in pieces if piece[0].isalpha() and _ENTITY.fullmatch(piece)]
-    else:
-        names = [entity.lower() for entity in entities]
-    for name in names:
-        match = _ENTITY.fullmatch(name)
-        if match is None:
-            raise InputError(f"entities: expected a name and its largest number, like 'drawer 12', got {name!r}")
-        largest[match[1]] = max(largest.get(match[1], 0), int(match[2]))
+    for piece in {piece for text in texts for piece, _ in find.pre_tokenize_str(text)}:
+        if piece[0].isalpha() and (match := _ENTITY.fullmatch(piece)):
+            largest[match[1]] = max(largest.get(match[1], 0), int(match[2]))
     return largest
 
 
@@ -78,7 +71,7 @@ def _entity_pattern(largest: Mapping[str, int]) -> str:
     return "".join(part + "|" for part in parts)
 
 
-def build_tokenizer(texts: Iterable[str], *, entities: Iterable[str] | None = None) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Builds a word-level tokenizer from the words, numbers, marks and entities of `texts`.
 
     The vocabulary is closed over numbers: where "drawer 12" is known, so are "drawer 1" to "drawer 12" and the plain
@@ -89,12 +82,11 @@ def build_tokenizer(texts: Iterable[str], *, entities: Iterable[str] | None = No
     `skip_special_tokens=True` drops only `<pad>`, `<|im_start|>` and `<|im_end|>` (the end-of-sequence token).
 
     Args:
-        texts: All texts of prompts and responses: templates, observations, actions, thoughts.
-        entities: Entities with their largest numbers, as in `["drawer 12", "mug 3"]`; a name may have several words.
-            By default each word of `texts` directly before a number below 100, which includes "step 3".
+        texts: All texts of prompts and responses: templates, observations, actions, thoughts. Each word directly before
+            a number below 100 is an entity, also "step 3".
     """
     texts = [text.lower() for text in texts]
-    largest = _largest_numbers(texts, entities)
+    largest = _largest_numbers(texts)
     split = _splitter(_entity_pattern(largest) + _PLAIN)
 
     vocabulary: set[str] = set(ROLES)

@@ -11,6 +11,7 @@ from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.checker.results import checked_reset, checked_step, failure, require, require_same
 from epo_trl.errors import InputError
 
+_SEED = 0  # of `reset` and of the random player
 _UNKNOWN_ACTION = "fly to the moon"
 _ODD_ACTIONS = ("", "   ", _UNKNOWN_ACTION, "look\nlook", "Ünïcödé ✨", "x" * 5000)
 Player = Callable[[Info, random.Random], str]
@@ -21,7 +22,6 @@ def check_text_env(
     task_ids: Sequence[str],
     *,
     make_env: Callable[[], TextEnv] | None = None,
-    seed: int = 0,
     turns: int = 12,
     deterministic: bool = True,
     player: Player | None = None,
@@ -34,7 +34,6 @@ def check_text_env(
         env: Fresh environment that has not been reset.
         task_ids: Ids of the tasks to play. Two of different kinds find more than one.
         make_env: Creates further environments, to check that instances agree and are independent.
-        seed: Seed for `reset` and for the random player.
         turns: Number of random turns per task.
         deterministic: Whether the same actions must lead to the same texts. Set it to `False` for an engine that is
             itself noisy; the start must be reproducible in any case.
@@ -46,9 +45,9 @@ def check_text_env(
     player = player or _any_listed
     _check_bad_calls(env)
     for task_id in task_ids:
-        trace = _play(env, task_id, seed, turns, player)
-        _check_repeats(env, "the same environment, after an episode", task_id, seed, trace, deterministic)
-        _check_odd_actions(env, task_id, seed)
+        trace = _play(env, task_id, turns, player)
+        _check_repeats(env, "the same environment, after an episode", task_id, trace, deterministic)
+        _check_odd_actions(env, task_id)
         if make_env is not None:
             other = make_env()
             require(
@@ -56,11 +55,11 @@ def check_text_env(
                 "make_env returned the same environment twice",
                 "return a fresh environment from every call",
             )
-            _check_repeats(other, "another environment", task_id, seed, trace, deterministic)
-            _check_requests(other, task_id, seed, trace, deterministic)
+            _check_repeats(other, "another environment", task_id, trace, deterministic)
+            _check_requests(other, task_id, trace, deterministic)
             _close_twice(other)
     if make_env is not None and deterministic and len(task_ids) > 1:
-        _check_independence(env, make_env(), task_ids, seed, turns, player)
+        _check_independence(env, make_env(), task_ids, turns, player)
     _close_twice(env)
 
 
@@ -93,10 +92,10 @@ def _any_listed(info: Info, rng: random.Random) -> str:
     return rng.choice(info["admissible_actions"])
 
 
-def _play(env: TextEnv, task_id: str, seed: int, turns: int, player: Player) -> list[tuple[str, Any]]:
+def _play(env: TextEnv, task_id: str, turns: int, player: Player) -> list[tuple[str, Any]]:
     """Plays random actions and returns `[("", reset result), (action, step result), ...]`."""
-    rng = random.Random(f"{seed} {task_id}")
-    observation, first = checked_reset(env, task_id, seed)
+    rng = random.Random(f"{_SEED} {task_id}")
+    observation, first = checked_reset(env, task_id, _SEED)
     trace: list[tuple[str, Any]] = [("", copy.deepcopy((observation, first)))]
     info = first
     for _ in range(turns):
@@ -115,14 +114,12 @@ def _play(env: TextEnv, task_id: str, seed: int, turns: int, player: Player) -> 
     return trace
 
 
-def _check_repeats(
-    env: TextEnv, who: str, task_id: str, seed: int, trace: list[tuple[str, Any]], deterministic: bool
-) -> None:
-    start = checked_reset(env, task_id, seed)
+def _check_repeats(env: TextEnv, who: str, task_id: str, trace: list[tuple[str, Any]], deterministic: bool) -> None:
+    start = checked_reset(env, task_id, _SEED)
     require_same(
         trace[0][1],
         start,
-        f"the start of {task_id!r} with seed {seed} differs in {who}",
+        f"the start of {task_id!r} with seed {_SEED} differs in {who}",
         "clear all state in reset and derive every random choice from the task id and the seed, with the "
         "environment's own `random.Random` (not `hash()`, not the global generator)",
     )
@@ -137,8 +134,8 @@ def _check_repeats(
             )
 
 
-def _check_odd_actions(env: TextEnv, task_id: str, seed: int) -> None:
-    _, first = checked_reset(env, task_id, seed)
+def _check_odd_actions(env: TextEnv, task_id: str) -> None:
+    _, first = checked_reset(env, task_id, _SEED)
     for action in _ODD_ACTIONS:
         *_, terminated, truncated, info = checked_step(env, action, task_id, first)
         require(
@@ -152,13 +149,13 @@ def _check_odd_actions(env: TextEnv, task_id: str, seed: int) -> None:
             "set it to whether the game knew the action; only this field marks a policy's invalid actions",
         )
         if terminated or truncated:
-            _, first = checked_reset(env, task_id, seed)
+            _, first = checked_reset(env, task_id, _SEED)
 
 
-def _check_requests(env: TextEnv, task_id: str, seed: int, trace: list[tuple[str, Any]], deterministic: bool) -> None:
+def _check_requests(env: TextEnv, task_id: str, trace: list[tuple[str, Any]], deterministic: bool) -> None:
     """Checks that the two-phase calls give the same results as `reset` and `step`."""
     fix = "let `reset_async` and `step_async` start what `reset` and `step` do, or inherit them from TextEnv"
-    env.reset_async(seed=seed, options={"task_id": task_id})
+    env.reset_async(seed=_SEED, options={"task_id": task_id})
     require_same(trace[0][1], env.reset_wait(), f"reset_async and reset_wait of {task_id!r} differ from reset", fix)
     for action, expected in trace[1:2] if deterministic else []:
         env.step_async(action)
@@ -170,18 +167,16 @@ def _check_requests(env: TextEnv, task_id: str, seed: int, trace: list[tuple[str
     raise failure("step_wait without step_async was accepted", "raise EnvError: no request is pending")
 
 
-def _check_independence(
-    one: TextEnv, two: TextEnv, task_ids: Sequence[str], seed: int, turns: int, player: Player
-) -> None:
+def _check_independence(one: TextEnv, two: TextEnv, task_ids: Sequence[str], turns: int, player: Player) -> None:
     """Plays one task while another environment plays another task between its steps."""
-    rng = random.Random(seed)
-    trace = _play(one, task_ids[0], seed, turns, player)
-    _, first = checked_reset(one, task_ids[0], seed)
-    _, shown = checked_reset(two, task_ids[1], seed)
+    rng = random.Random(_SEED)
+    trace = _play(one, task_ids[0], turns, player)
+    _, first = checked_reset(one, task_ids[0], _SEED)
+    _, shown = checked_reset(two, task_ids[1], _SEED)
     for turn, (action, expected) in enumerate(trace[1:], 1):
         *_, terminated, truncated, shown = checked_step(two, player(shown, rng), task_ids[1], shown)
         if terminated or truncated:
-            _, shown = checked_reset(two, task_ids[1], seed)
+            _, shown = checked_reset(two, task_ids[1], _SEED)
         require_same(
             expected,
             checked_step(one, action, task_ids[0], first),
