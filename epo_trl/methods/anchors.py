@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
 from typing import Annotated, Any, ClassVar
 
-from epo_trl.bounds import Count, OneOf
+from epo_trl.bounds import Count, NonNegative, OneOf
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Credit, Method, Need
+from epo_trl.methods.grpo import GRPO
 from epo_trl.methods.token_statistics import gather_by_key, rows_on_tokens
 from epo_trl.objectives.gae import rewards_to_go
 from epo_trl.types import Episode
@@ -76,6 +77,17 @@ class Anchored(Method):
             else []
             for group, episode, row in zip(batch.group_ids.tolist(), batch.episodes, returns, strict=True)
         ]
+
+
+@dataclass
+class EpisodeAndTurn(Anchored):
+    """Base class of credits that add the advantages of turns, times `step_weight`, to GRPO's of the episode."""
+
+    step_weight: NonNegative = 1.0
+
+    def credit(self, batch: Batch) -> Credit:
+        """Returns one advantage per turn."""
+        return Credit(GRPO().credit(batch).advantages + self.step_weight * super().credit(batch).advantages)
 
 
 def sample_deviation(values: list[float]) -> float:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from epo_trl.bounds import NonNegative, Share
-from epo_trl.methods.anchors import Anchored, compare_by_key, sample_deviation
-from epo_trl.methods.base import Batch, Credit
-from epo_trl.methods.grpo import GRPO
+from epo_trl.bounds import Share
+from epo_trl.methods.anchors import EpisodeAndTurn, compare_by_key, sample_deviation
+from epo_trl.methods.base import Batch
 
 
 @dataclass
-class GiGPO(Anchored):
+class GiGPO(EpisodeAndTurn):
     """`A = A_E + step_weight * A_S`, equal for all tokens of a turn.
 
     `A_E` is GRPO's advantage of the episode. Turns of one group, on all ranks, that start from the same state form an
@@ -34,13 +33,7 @@ class GiGPO(Anchored):
     card: ClassVar[str] = "[GiGPO](https://arxiv.org/abs/2505.10978)"
 
     gamma: Share = 0.95
-    step_weight: NonNegative = 1.0
     scale: bool = True
-
-    def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per turn."""
-        steps = super().credit(batch).advantages
-        return Credit(GRPO().credit(batch).advantages + self.step_weight * steps)
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns `A_S`."""

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from epo_trl.bounds import NonNegative, Range
-from epo_trl.methods.anchors import Anchored, compare_by_key, sample_deviation
-from epo_trl.methods.base import Batch, Credit
-from epo_trl.methods.grpo import GRPO
+from epo_trl.bounds import Range
+from epo_trl.methods.anchors import EpisodeAndTurn, compare_by_key, sample_deviation
+from epo_trl.methods.base import Batch
 from epo_trl.methods.token_statistics import gather_by_key
 from epo_trl.types import Episode
 
@@ -18,7 +17,7 @@ SUCCESS = ()  # unlike any state, which has an observation or a key
 
 
 @dataclass
-class GraphGPO(Anchored):
+class GraphGPO(EpisodeAndTurn):
     """`A = A_E + step_weight * A_G`, equal for all tokens of a turn.
 
     `A_E` is GRPO's advantage of the episode. The states of a group's episodes, on all ranks, are the nodes of a graph
@@ -38,12 +37,6 @@ class GraphGPO(Anchored):
     card: ClassVar[str] = "[GraphGPO](https://arxiv.org/abs/2605.26684), omega {omega:g}"
 
     omega: Annotated[float, Range(above=0, below=1)] = 0.1
-    step_weight: NonNegative = 1.0
-
-    def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per turn."""
-        steps = super().credit(batch).advantages
-        return Credit(GRPO().credit(batch).advantages + self.step_weight * steps)
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns `A_G`."""
