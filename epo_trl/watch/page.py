@@ -21,7 +21,7 @@ from typing import Any
 from epo_trl.errors import spelled
 from epo_trl.long_runs.state_file import write_atomically
 from epo_trl.types import Episode, StopReason
-from epo_trl.watch.sample import Sample
+from epo_trl.watch.sample import Sample, map_texts
 
 Entry = dict[str, Any]
 
@@ -137,15 +137,7 @@ def _shown(sample: Sample, number: int) -> Entry:
         "turns": turns,
         **{name: content[name] for name in names},
     }  # fmt: skip
-    return _spelled(found)
-
-
-def _spelled(value: Any) -> Any:
-    if isinstance(value, str):
-        return spelled(value)
-    if isinstance(value, dict):
-        return {name: _spelled(inner) for name, inner in value.items()}
-    return [_spelled(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return map_texts(spelled, found)
 
 
 def _summary(samples: Sequence[Sample]) -> str:

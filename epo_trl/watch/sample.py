@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ class Sample:
                 del turn[ids]
             turn |= {"prompt": text.prompt, "tokens": list(text.tokens), "entropy": list(text.entropy)}
         own = {"split": self.split, "rl_step": self.rl_step, "why": self.why, "group": self.group}
-        return own | {name: _cut(value) for name, value in content.items()}
+        return own | map_texts(_cut, content)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
@@ -147,13 +147,18 @@ def _check_kinds(part: Any) -> None:
             raise InputError(f"{field.name}: expected {field.type}, got {value!r:.60}")
 
 
-def _cut(value: Any) -> Any:
-    """Replaces the middle of long texts by a note."""
-    if isinstance(value, str) and len(value) > MAX_CHARS:
-        half = MAX_CHARS // 2
-        return f"{value[:half]} [... {len(value) - 2 * half} characters left out ...] {value[-half:]}"
+def map_texts(function: Callable[[str], str], value: Any) -> Any:
+    """Applies a function to each text in a JSON value; tuples become lists."""
+    if isinstance(value, str):
+        return function(value)
     if isinstance(value, dict):
-        return {name: _cut(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_cut(inner) for inner in value]
-    return value
+        return {name: map_texts(function, inner) for name, inner in value.items()}
+    return [map_texts(function, inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _cut(text: str) -> str:
+    """Replaces the middle of a long text by a note."""
+    if len(text) <= MAX_CHARS:
+        return text
+    half = MAX_CHARS // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
