@@ -27,7 +27,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 
 from epo_trl.models import build_tokenizer
 from epo_trl.models.generate import SamplingPolicy
-from epo_trl.models.kv_cache import growing_cache
+from epo_trl.models.prefix_cache import growing_cache
 
 VOCABULARY = 49_152
 

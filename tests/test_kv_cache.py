@@ -5,7 +5,7 @@ import torch
 from trainer_kit import make_model
 from transformers import DynamicCache
 
-from epo_trl.models.kv_cache import GrowingLayer, growing_cache
+from epo_trl.models.prefix_cache import GrowingLayer, growing_cache
 
 
 def states(rows, tokens, seed):

@@ -15,8 +15,7 @@ from processes import assert_gone, assert_soon, is_running
 from epo_trl.envs import EnvError
 from epo_trl.envs.base import Faults
 from epo_trl.envs.scienceworld import ScienceWorldSuite, host
-from epo_trl.envs.scienceworld.folder import RunFolder, remove_abandoned
-from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
+from epo_trl.envs.scienceworld.jvm import Jvm, RunFolder, find_java, heap_mb_for, remove_abandoned
 from epo_trl.envs.scienceworld.world import World
 
 pytestmark = pytest.mark.games
@@ -108,7 +107,7 @@ def test_no_jvm_outlives_python_and_the_next_run_finds_no_folder_of_it(end, tmp_
 
 def test_the_folders_of_killed_runs_are_removed_and_those_in_use_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    program = "from epo_trl.envs.scienceworld.folder import RunFolder; print(RunFolder().path, flush=True); input()"
+    program = "from epo_trl.envs.scienceworld.jvm import RunFolder; print(RunFolder().path, flush=True); input()"
     runs = [
         subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                          env={**os.environ, "TMPDIR": str(tmp_path)})

@@ -1,7 +1,6 @@
 """Checks an environment against the contract of `envs/base.py`. Each message names the problem and the fix."""
 
-from epo_trl.envs.checker.env import Player, check_text_env
+from epo_trl.envs.checker.env import Player, check_task_suite, check_text_env
 from epo_trl.envs.checker.results import EnvCheckError
-from epo_trl.envs.checker.suite_checks import check_task_suite
 
 __all__ = ["EnvCheckError", "Player", "check_task_suite", "check_text_env"]

@@ -1,4 +1,4 @@
-"""Environment checks: invalid calls, odd actions, reproducible episodes, and independent instances."""
+"""Checks of an environment (invalid calls, odd actions, reproducible and independent episodes) and of task lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
 from epo_trl.envs.checker.results import checked_reset, checked_step, failure, require, require_same
 from epo_trl.errors import InputError
 
@@ -195,3 +195,41 @@ def _close_twice(env: TextEnv) -> None:
                 f"the {count} close() raised {type(error).__name__}: {error}",
                 "let close free the resources, and do nothing when there are none left",
             ) from error
+
+
+def check_task_suite(suite: TaskSuite) -> None:
+    """Raises `EnvCheckError` if lists are empty, unstable or overlap, or if an unknown split name is accepted."""
+    name = type(suite).__name__
+    require(
+        isinstance(getattr(suite, "name", None), str) and bool(suite.name),
+        f"{name} has no name",
+        'set the class attribute `name`, for example "my-game", which every reported number carries',
+    )
+    require(
+        bool(suite.splits) and suite.splits[0] == "train",
+        f"{name}.splits is {suite.splits!r}",
+        'make it a tuple that begins with "train"',
+    )
+    owner: dict[str, str] = {}
+    for split in suite.splits:
+        ids = suite.task_ids(split)
+        require(len(ids) > 0, f"{name} has no task in the split {split!r}", "remove the split from `splits` or fill it")
+        require(
+            list(ids) == list(suite.task_ids(split)),
+            f"task_ids({split!r}) returned two different lists",
+            "sort the ids or draw them from `random.Random(<fixed seed>)`; do not iterate over a set",
+        )
+        for task_id in ids:
+            require(
+                task_id not in owner or owner[task_id] == split == "train",
+                f"the task id {task_id!r} occurs twice, in {owner.get(task_id)!r} and {split!r}",
+                'begin ids with their split, for example "train/17"; only "train" may repeat one, as a weight',
+            )
+            owner[task_id] = split
+    try:
+        suite.task_ids("no such split")
+    except EnvError:
+        return
+    raise failure(
+        "task_ids('no such split') did not raise EnvError", "call `self.check_split(split)` first in task_ids"
+    )

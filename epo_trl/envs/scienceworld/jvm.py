@@ -7,17 +7,19 @@ at the end of that pipe. See `epo_trl.envs.supervisor` for the rest.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import select
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 from epo_trl.envs.base import EnvError
-from epo_trl.envs.scienceworld.folder import RunFolder
 from epo_trl.envs.scienceworld.shared import SharedState
 from epo_trl.envs.supervisor import ChildProcess
 
@@ -27,6 +29,7 @@ _OUT_OF_MEMORY = 3  # exit status of -XX:+ExitOnOutOfMemoryError
 # decides the order of lists and which reading is shown. With one hash for all objects they keep the insertion order.
 DETERMINISTIC = ("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 _INSTALL = "pip install 'epo-trl[scienceworld]'"
+_FOLDER_PREFIX, _FOLDER_LOCK = "scienceworld-", "lock"
 
 
 def heap_mb_for(worlds: int) -> int:
@@ -204,3 +207,45 @@ def _first_lines(stream: IO[bytes], count: int, timeout_seconds: float) -> list[
         text += piece
     lines = text.decode(errors="replace").splitlines()
     return [*lines, *[""] * count][:count]
+
+
+class RunFolder:
+    """A fresh temporary folder, in which a JVM runs. Creating one removes those that killed runs have left.
+
+    The engine writes a file to its working directory. A folder is locked as long as this process or the JVM lives. The
+    lock is released however they end; a process id, in contrast, could belong to another process or container by then.
+    So whoever can lock a folder may remove it.
+
+    Attributes:
+        path: Path of the folder.
+        lock: File descriptor of the lock, to be inherited by the JVM.
+    """
+
+    def __init__(self) -> None:
+        remove_abandoned()
+        hidden = Path(tempfile.mkdtemp(prefix=f".{_FOLDER_PREFIX}"))  # renamed once it is locked
+        self.lock = os.open(hidden / _FOLDER_LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.path = hidden.rename(hidden.with_name(hidden.name[1:]))
+
+    def let_go(self) -> None:
+        """Releases this process's share of the lock."""
+        os.close(self.lock)
+
+    def remove(self) -> None:
+        """Removes the folder and releases the lock."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.let_go()
+
+
+def remove_abandoned() -> None:
+    """Removes the folders whose process and JVM have both ended."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+        try:
+            lock = os.open(path / _FOLDER_LOCK, os.O_RDWR)
+        except OSError:  # not such a folder, or another user's
+            continue
+        with contextlib.suppress(BlockingIOError):  # it is in use
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)

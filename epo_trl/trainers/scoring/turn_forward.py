@@ -10,20 +10,23 @@ by which transformers separates them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.mixtral import modeling_mixtral
 
 from epo_trl.devices import to_device
 from epo_trl.methods import Need
 from epo_trl.trainers.scoring.fused_head import HeadInput, at_head, compact_scoring, nucleus
-from epo_trl.trainers.scoring.router_loss import keeping_router_outputs, router_loss
 from epo_trl.trainers.scoring.turn_layout import TurnBatch
 
+# Arguments of the router loss: logits of each layer, (n * l, experts); number of experts; experts per token.
+RouterOutput = tuple[tuple[Tensor, ...], int, int]
 # Maps the head's input at m sampled tokens, and their (m,) indices among the M of the batch, to (m,) values.
 HeadStatistic = Callable[[HeadInput, Tensor], Tensor]
 
@@ -72,7 +75,7 @@ def score_turns(
     statistics = statistics or {}
     parts: dict[str, list[Tensor]] = defaultdict(list)
     passes = list(_passes(batch, buckets, packed))
-    with compact_scoring(), keeping_router_outputs() as router_outputs:
+    with compact_scoring(), _keeping_router_outputs() as router_outputs:
         for one in passes:
             with at_head(partial(_compute_all, statistics, one.tokens), one.scored) as at_tokens:
                 output = model(**one.inputs, labels=one.labels, fused_lm_head=True, **model_inputs)
@@ -89,7 +92,7 @@ def score_turns(
     return TurnScores(
         log_probs=sums["log_probs"],
         entropy=sums["entropy"].clamp(min=0),  # log Z - E[z], which rounding makes negative where the policy is certain
-        aux_loss=router_loss(router_outputs, [one.counted for one in passes]) if balanced else None,
+        aux_loss=_router_loss(router_outputs, [one.counted for one in passes]) if balanced else None,
         values=sums.get("state_values"),
         head={need: sums[need] for need in statistics},
     )
@@ -201,3 +204,40 @@ def _pass(
         target=(to_device(target[0], device), to_device(target[1], device)),
         shape=(len(batch.input_ids), batch.input_ids.shape[1] - 1),
     )
+
+
+@contextmanager
+def _keeping_router_outputs() -> Iterator[list[RouterOutput]]:
+    """Yields a list that collects the inputs of the fused head's router loss; the head's own loss is 0 meanwhile.
+
+    The head computes the loss in every forward pass, over all tokens if there is no attention mask. Turns are scored
+    without one, so it would include padding and passes that a rank makes only to match the others. The head looks up
+    the function in `modeling_mixtral` for every model family.
+    """
+    original, kept = modeling_mixtral.load_balancing_loss_func, []
+
+    def keep(logits: tuple[Tensor, ...], experts: int, per_token: int, attention_mask: Any = None) -> Tensor:
+        kept.append((logits, experts, per_token))
+        return logits[0].new_zeros(())
+
+    modeling_mixtral.load_balancing_loss_func = keep
+    try:
+        yield kept
+    finally:
+        modeling_mixtral.load_balancing_loss_func = original
+
+
+def _router_loss(outputs: Sequence[RouterOutput], counted: Sequence[Tensor]) -> Tensor:
+    """Returns the load-balancing loss over all passes, 0 if no token counts. Differentiable.
+
+    Args:
+        outputs: Router outputs of each pass.
+        counted: (n, l) boolean for each pass, true on the tokens that count.
+    """
+    _, experts, per_token = outputs[0]
+    layers = zip(*(logits for logits, _, _ in outputs), strict=True)
+    logits = tuple(torch.cat([part.reshape(-1, experts) for part in layer]) for layer in layers)
+    mask = torch.cat([tokens.flatten() for tokens in counted])
+    any_token = mask.any()
+    loss = modeling_mixtral.load_balancing_loss_func(logits, experts, per_token, mask | ~any_token)
+    return loss * any_token
