@@ -9,6 +9,7 @@ class Settings:
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -119,6 +120,22 @@ def check_bounds(config: Any, others: Mapping[str, Any] | None = None) -> None:
         noun = "" if is_choice else "an integer " if kind is int else "a number "
         expected = "a finite number" if bounds == Range() else f"{noun}{bounds}"
         raise InputError(f"{name}: expected {expected}{' or null' * is_optional}, got {value!r}")
+
+
+def read_mapping(name: str, value: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """Returns the value of a field with `name: value` pairs, which are JSON on a command line; none for `None`.
+
+    Raises:
+        InputError: If it is neither a mapping nor a JSON object.
+    """
+    found, reason = value or {}, ""
+    try:
+        found = json.loads(found) if isinstance(found, str) else found
+    except ValueError as error:
+        reason = f" ({error})"
+    if not isinstance(found, Mapping):
+        raise InputError(f"{name}: expected 'name: value' pairs, as JSON on a command line, got {value!r}{reason}")
+    return dict(found)
 
 
 def copy_options(kind: type[T], options: Any, **others: Any) -> T:

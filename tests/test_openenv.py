@@ -18,6 +18,7 @@ from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.openenv import OpenEnvArguments
 from epo_trl.envs.registry import build_suite as build_registered
 from epo_trl.envs.testing import EnvContract
+from epo_trl.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -218,7 +219,7 @@ def test_a_server_that_is_not_there_or_says_something_else_is_named(settings, sa
 
 
 def test_reset_keywords_have_to_be_a_mapping(url):
-    with pytest.raises(EnvError, match=r"reset_kwargs: .*got '\[\]'"):
+    with pytest.raises(InputError, match=r"reset_kwargs: .*got '\[\]'"):
         build_suite(url, reset_kwargs="[]")
 
 

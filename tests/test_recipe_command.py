@@ -190,7 +190,7 @@ def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, mon
         (["--epo_lamb", "0"], r"--epo_lamb: unknown.*did you mean --epo_lambda\?"),
         (["--epo_lambda", "-1"], "epo_lambda: expected a number >= 0, got -1.0"),
         (["--num_generations", "3"], "generation_batch_size"),
-        (["--method_kwargs", "{ea: }"], "method_kwargs: expected 'name: value' pairs as JSON, got '{ea: }'"),
+        (["--method_kwargs", "{ea: }"], "method_kwargs: expected 'name: value' pairs.*got '{ea: }'"),
         (["--config"], "--config: expected a YAML file.*got nothing"),
         (["--config", "a", "--config=b"], "--config: expected a YAML file, .*got more than one"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import textwrap
@@ -17,7 +16,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from transformers import HfArgumentParser, TrainingArguments
 
-from epo_trl.bounds import Range, read_bounds
+from epo_trl.bounds import Range, read_bounds, read_mapping
 from epo_trl.cli.base import did_you_mean, rank
 from epo_trl.cli.command_line import (
     HELP_ALL,
@@ -123,10 +122,7 @@ class RecipeParser(HfArgumentParser):
         hints = {name: hint for kind in self.dataclass_types for name, hint in get_type_hints(kind).items()}
         for name, value in vars(given).items():
             if "dict" in str(hints.get(name)) and isinstance(value, str) and value.startswith("{"):
-                try:
-                    json.loads(value)
-                except ValueError as error:
-                    self.error(f"{name}: expected 'name: value' pairs as JSON, got {value!r} ({error})")
+                read_mapping(name, value)
         return given, rest
 
     def _check_values(self) -> None:

@@ -11,12 +11,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from epo_trl.bounds import Count, CountOrZero, Finite, NonNegative, OneOf, Range, check_bounds, option
+from epo_trl.bounds import Count, CountOrZero, Finite, NonNegative, OneOf, Range, check_bounds, option, read_mapping
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import CONTEXTS, ContextBuilder
@@ -51,7 +50,7 @@ class PromptArguments(FewShotArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.chat_template_kwargs = template_settings(self.chat_template_kwargs)
+        self.chat_template_kwargs = read_mapping("chat_template_kwargs", self.chat_template_kwargs)
 
     def template_for(self, suite: TaskSuite) -> str:
         """Returns the name or folder of the prompt template."""
@@ -67,7 +66,7 @@ class PromptArguments(FewShotArguments):
             mode=context,
             history_length=history_length,
             max_prompt_tokens=self.max_prompt_length,
-            chat_template_kwargs=template_settings(self.chat_template_kwargs),
+            chat_template_kwargs=read_mapping("chat_template_kwargs", self.chat_template_kwargs),
             examples=shots.examples,
             **others,
         )
@@ -168,23 +167,6 @@ class ProtocolArguments:
     context: Annotated[str, OneOf(CONTEXTS)] | None = option(
         None, "Overrides its context, 'windowed' or 'concatenated'."
     )
-
-
-def template_settings(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """Parses `chat_template_kwargs` into a dictionary; on a command line they are JSON.
-
-    Raises:
-        ValueError: If they are neither a mapping nor a JSON object.
-    """
-    try:
-        found = json.loads(given) if isinstance(given, str) else given or {}
-    except ValueError:
-        found = None
-    if not isinstance(found, Mapping):
-        raise InputError(
-            f"chat_template_kwargs: expected 'name: value' pairs, as JSON on a command line, got {given!r}"
-        )
-    return dict(found)
 
 
 def action_format(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from epo_trl.bounds import option
+from epo_trl.bounds import option, read_mapping
 from epo_trl.envs.adapters.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
 from epo_trl.envs.base import EnvError, Info
 
@@ -93,6 +92,7 @@ class GymnasiumArguments(NumberedArguments):
 
         Raises:
             EnvError: If there is no such environment, or its spaces are not text.
+            InputError: If `env_kwargs` are no mapping.
         """
         return GymnasiumSuite(self)
 
@@ -102,8 +102,8 @@ def _make(given: GymnasiumArguments) -> Any:
         import gymnasium
     except ImportError as error:
         raise EnvError("environment: 'gymnasium' needs the package gymnasium; pip install gymnasium") from error
+    kwargs = read_mapping("env_kwargs", given.env_kwargs)
     try:
-        kwargs = json.loads(given.env_kwargs) if isinstance(given.env_kwargs, str) else given.env_kwargs or {}
         game: Any = gymnasium.make(given.env_id, **kwargs)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         raise EnvError(f"env_id: got {given.env_id!r} with env_kwargs {given.env_kwargs!r}: {error}") from error

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from epo_trl.bounds import Positive, option
+from epo_trl.bounds import Positive, option, read_mapping
 from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
 from epo_trl.envs.base import AsyncTextEnv, EnvError, Info
@@ -200,19 +200,13 @@ class OpenEnvArguments(NumberedArguments):
 
         Raises:
             EnvError: If openenv is not installed, or a setting is invalid.
+            InputError: If `reset_kwargs` are no mapping.
         """
         return OpenEnvSuite(self)
 
     def reset_options(self) -> dict[str, Any]:
         """Parses `reset_kwargs` into a mapping."""
-        given = self.reset_kwargs or {}
-        try:
-            options = json.loads(given) if isinstance(given, str) else given
-        except ValueError as error:
-            raise EnvError(f"reset_kwargs: expected a mapping or its JSON, got {given!r}") from error
-        if not isinstance(options, dict):
-            raise EnvError(f"reset_kwargs: expected a mapping or its JSON, got {given!r}")
-        return options
+        return read_mapping("reset_kwargs", self.reset_kwargs)
 
 
 def _mapping(state: Any) -> Mapping[str, Any]:
