@@ -30,12 +30,10 @@ __all__ = [
 __getattr__ = load_on_use(
     __name__,
     {
-        "DemonstrationArguments": "epo_trl.cli.imitation",
-        "EPOConfig": "epo_trl.trainers.config",
-        "EPOPPOConfig": "epo_trl.trainers.ppo_config",
-        "EPOPPOTrainer": "epo_trl.trainers.ppo_trainer",
-        "EPOTrainer": "epo_trl.trainers.epo_trainer",
-        "ImitationConfig": "epo_trl.cli.imitation",
-        "imitate": "epo_trl.cli.imitation",
+        "epo_trl.cli.imitation": ["DemonstrationArguments", "ImitationConfig", "imitate"],
+        "epo_trl.trainers.config": ["EPOConfig"],
+        "epo_trl.trainers.epo_trainer": ["EPOTrainer"],
+        "epo_trl.trainers.ppo_config": ["EPOPPOConfig"],
+        "epo_trl.trainers.ppo_trainer": ["EPOPPOTrainer"],
     },
 )

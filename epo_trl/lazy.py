@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 
-def load_on_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def load_on_use(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Builds a package's `__getattr__` (PEP 562), which imports a name's module when the name is first used.
 
     Args:
         package: The package's `__name__`, for the error.
-        homes: Maps each public name to the module that defines it.
+        modules: Public names that each module defines.
     """
+    homes = {name: module for module, names in modules.items() for name in names}
 
     def get(name: str) -> Any:
         if name in homes:

@@ -18,16 +18,10 @@ __all__ = [
     "policy_for_training",
 ]
 
-_LOAD, _TINY = "epo_trl.models.load", "epo_trl.models.tiny"
 __getattr__ = load_on_use(
     __name__,
     {
-        "FAMILIES": _TINY,
-        "build_model": _TINY,
-        "build_tokenizer": _TINY,
-        "load_policy": _LOAD,
-        "load_tokenizer": _LOAD,
-        "merge_adapter": _LOAD,
-        "policy_for_training": _LOAD,
+        "epo_trl.models.load": ["load_policy", "load_tokenizer", "merge_adapter", "policy_for_training"],
+        "epo_trl.models.tiny": ["FAMILIES", "build_model", "build_tokenizer"],
     },
 )
