@@ -1,6 +1,9 @@
-"""The root of this package's errors, and how programs print them: as one line that a terminal only displays."""
+"""The root of this package's errors, how programs print them (as one line that a terminal only displays), and how
+messages list settings that differ."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 # Characters that a terminal interprets instead of displaying (control characters except tab and newline, marks that
 # change the writing direction), and characters that cannot be encoded (halves of surrogate pairs).
@@ -30,3 +33,20 @@ def spelled(text: str) -> str:
 def one_line(message: object) -> str:
     """Returns a message, which may quote an environment or a file, as one escaped line."""
     return spelled(" ".join(str(message).split()))
+
+
+def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Describes each setting that differs, also inside mappings, as in `env.seed: 0 there, 1 now`."""
+    lines = []
+    for name in sorted({*then, *now}, key=str):
+        old, new = then.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            lines += changed_settings(old, new, f"{prefix}{name}.")
+        elif old != new:
+            lines.append(f"{prefix}{name}: {_shortened(old)} there, {_shortened(new)} now")
+    return lines
+
+
+def _shortened(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."

@@ -486,7 +486,7 @@ def test_the_command_writes_its_results_and_continues_where_it_stopped(run, caps
     assert (files / "report.png").stat().st_size > 1000
     monkeypatch.setattr("epo_trl.credit_audit.program.play_round", None)  # nothing is left to play
     run.audit(tasks=4)
-    assert "where plan_continuations is 2, now 4" in run.refused(capsys, tasks=4, continuations=4)
+    assert "(plan_continuations: 2 there, 4 now)" in run.refused(capsys, tasks=4, continuations=4)
 
 
 def test_more_tasks_extend_an_audit_and_fewer_lose_nothing(run, monkeypatch):
@@ -545,7 +545,7 @@ def test_an_audit_does_not_continue_with_another_template(run, tmp_path, capsys)
     run.audit("--prompt_template", str(copied))
     (copied / "first.txt").write_text("{place} {task}")
     error = run.refused(capsys, "--prompt_template", str(copied))
-    assert re.search("audit_folder: expected a folder of this audit.* where template is", error)
+    assert re.search(r"audit_folder: expected a folder of this audit.* \(template\.first", error)
 
 
 def test_the_credits_of_a_critic_are_audited_too(run, capsys):
@@ -554,8 +554,10 @@ def test_the_credits_of_a_critic_are_audited_too(run, capsys):
     found = run.read("round-000")["credits"]
     assert {"turn", "token", "outcome", "turn, lambda 0"} <= found.keys()
     assert np.std(found["turn, lambda 0"]) > 0 and found["turn, lambda 0"] != found["turn"]
-    for others in ((*PPO, "--gae_lambda", "0.5"), ()):
-        assert "where credit outcome is {'gamma': 1.0, 'gae_lambda': 1.0}, now" in run.refused(capsys, *others)
+    refused = run.refused(capsys, *PPO, "--gae_lambda", "0.5")
+    assert "(credit outcome.gae_lambda: 1.0 there, 0.5 now)" in refused
+    there = "{'gamma': 1.0, 'gae_lambda': 1.0} there"
+    assert f"(credit outcome: {there}, nothing now)" in run.refused(capsys)
 
 
 def test_archers_critics_are_a_row_of_the_audit(run):
@@ -598,7 +600,7 @@ def test_the_audit_samples_as_training_does(run, monkeypatch, capsys):
         ("a", [], "[0.9, 1.0, 0, None, 1.0, None]"),
         ("b", [*others, "--top_k", "3", *more], "[0.9, 0.5, 3, 0.1, 1.2, 0.7]"),
         ("c", ["--top_k", "-1", "--use_vllm", "true"], "[0.9, 1.0, 0, None, 1.0, None]"),
-        ("a", ["--top_p", "0.5"], "where top_p is 1.0, now 0.5"),
+        ("a", ["--top_p", "0.5"], "(top_p: 1.0 there, 0.5 now)"),
         ("d", ["--use_vllm", "true", *more], "generation_kwargs: expected none with use_vllm, got {'typical_p': 0.7}"),
     ):
         assert expected in run.refused(capsys, "--temperature", "0.9", *given, folder=run.folder / name)

@@ -126,7 +126,7 @@ def test_an_evaluation_does_not_go_on_with_other_examples(play, tmp_path, unfini
     own.write_text("Think before you act.")
     given = (*REACT, "--few_shot_file", str(own))
     begin(play, output, *given, unfinished=unfinished)
-    refused = "output: .*got .* is of another evaluation .*protocol {.*few_shot"
+    refused = "output: .*got .* is of another evaluation .*protocol.few_shot: "
     for other in ((), ("--few_shot", "1"), ("--few_shot", "1", "--few_shot_seed", "1")):
         with pytest.raises(ValueError, match=refused):
             play(output, *REACT, *other)
@@ -323,7 +323,7 @@ def test_a_missing_report_is_refused_before_anything_is_played(play, tmp_path):
 def test_other_games_are_refused_before_anything_is_played(play, tmp_path):
     play(tmp_path / "a.json", "--splits", "iid")
     other = ("--splits", "iid", "--move_limit", "9", "--compare_to", str(tmp_path / "a.json"))
-    with pytest.raises(InputError, match="compare_to: expected the same games.*move_limit '30' there, '9' now"):
+    with pytest.raises(InputError, match="compare_to: expected the same games.*move_limit: '30' there, '9' now"):
         play(None, *other, on_call=lambda: pytest.fail("played"))
     for changed, message in (((), "a report on 'ood'"), (("--splits", "iid", "--max_episodes", "7"), "the same games")):
         with pytest.raises(InputError, match=f"compare_to: expected {message}"):
@@ -430,11 +430,14 @@ def test_another_model_or_other_settings_in_the_same_output_are_refused_by_name(
     (model / "model.safetensors").write_bytes(b"weights")
     output = tmp_path / "r.json"
     begin(play, output, model=model, unfinished=unfinished)
-    for argv, named in ((["--seed", "1"], "seed 0 there, 1 now"), (["--temperature", "0.5"], "protocol {")):
+    for argv, named in (
+        (["--seed", "1"], "seed: 0 there, 1 now"),
+        (["--temperature", "0.5"], "protocol.temperature"),
+    ):
         with pytest.raises(ValueError, match=f"output: .*got .*r.json.* is of another evaluation .*{named}"):
             play(output, *argv, model=model)
     (model / "model.safetensors").write_bytes(b"other weights")
-    said = 'is of another evaluation .*weights "a folder of weights, .*delete that one to start over'
+    said = "is of another evaluation .*weights: 'a folder of weights, .*delete that one to start over"
     with pytest.raises(ValueError, match=said):
         play(output, model=model)
     (model / "model.safetensors").write_bytes(b"weights")

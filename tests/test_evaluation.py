@@ -77,7 +77,7 @@ def test_an_unknown_protocol_is_answered_with_the_known_names():
 def test_a_name_cannot_stand_for_two_settings():
     known = get_protocol("alfworld50")
     assert register_protocol(replace(known, description="")) is known
-    with pytest.raises(ValueError, match="max_turns 51 instead of 50"):
+    with pytest.raises(ValueError, match="max_turns: 50 there, 51 now"):
         register_protocol(replace(known, max_turns=51))
     assert get_protocol("alfworld50").max_turns == 50
 
@@ -304,7 +304,7 @@ def test_a_comparison_under_two_protocols_names_both():
     assert "protocol" not in compare([first], {"iid": first}, "o.json")
     edited = replace(first, protocol=replace(first.protocol, max_turns=40, history_length=0, description="new"))
     assert compare([first], {"iid": edited}, "o.json").endswith(
-        "; two protocols are named alfworld50: max_turns 50 and 40, history_length 2 and 0"
+        "; two protocols are named alfworld50: history_length: 0 there, 2 now, max_turns: 40 there, 50 now"
     )
 
 
@@ -325,7 +325,7 @@ def test_games_with_the_same_ids_but_other_settings_or_contents_are_not_compared
     content = {"reports": [played("10").to_dict()], "settings": settings}
     path.write_text(json.dumps(content))
     assert read_reports(str(path), settings) == {"iid": played("10")}
-    with pytest.raises(InputError, match="compare_to: expected the same games.*games_seed '0' there, '1' now"):
+    with pytest.raises(InputError, match="compare_to: expected the same games.*games_seed: '0' there, '1' now"):
         read_reports(str(path), settings | {"environment": {"games_seed": "1"}})
     with pytest.raises(InputError, match="compare_to: expected the same games.*other contents"):
         read_reports(str(path), settings | {"contents": {"iid": "b"}})

@@ -26,7 +26,7 @@ from epo_trl.credit_audit.estimators import list_estimators
 from epo_trl.credit_audit.report import draw, make_markdown, make_table
 from epo_trl.credit_audit.statistics import Comparison, compare
 from epo_trl.envs.base import TaskSuite
-from epo_trl.errors import InputError, spelled
+from epo_trl.errors import InputError, changed_settings, spelled
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
 from epo_trl.methods import build_methods
@@ -169,13 +169,10 @@ class Audit:
         path = self.folder / SETTINGS
         if not path.is_file():
             return
-        found, now = read_state(path), self._settings
-        differ = [name for name in sorted(found.keys() | now.keys()) if found.get(name) != now.get(name)]
-        if differ:
-            name = differ[0]
+        if differ := changed_settings(read_state(path), self._settings):
             raise InputError(
-                f"audit_folder: expected a folder of this audit, got {self.folder}, where {name} is "
-                f"{found.get(name)!r}, now {now.get(name)!r}; use another folder, or delete that one"
+                f"audit_folder: expected a folder of this audit, got {self.folder} ({differ[0]}); use another folder, "
+                "or delete that one"
             )
 
     def play(self) -> list[dict[str, Any]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import comb
 from pathlib import Path
 from typing import Any
 
-from epo_trl.errors import InputError
+from epo_trl.errors import InputError, changed_settings
 from epo_trl.evaluation.protocol import Protocol
 from epo_trl.evaluation.report import EvalReport
 
@@ -69,11 +69,8 @@ def read_reports(path: str, games: Mapping[str, Any]) -> dict[str, EvalReport]:
 def _check_same_games(path: str, found: Mapping[str, Any], games: Mapping[str, Any]) -> None:
     here = games["environment"]
     there = found.get("environment", here)
-    differ = [
-        f"{name} {there[name]!r} there, {here[name]!r} now"
-        for name in sorted(there.keys() & here.keys())  # a later version may have more settings
-        if there[name] != here[name]
-    ]
+    both = there.keys() & here.keys()  # a later version may have more settings
+    differ = changed_settings(*({name: settings[name] for name in both} for settings in (there, here)))
     contents = found.get("contents", {})
     differ += [
         f"the tasks of {split!r} have other contents"
@@ -141,6 +138,4 @@ def _difference(here: Protocol, there: Protocol) -> str:
         return ""
     if here.name != there.name:
         return f"; protocol {here.name}, that of the other {there.name}"
-    rules = [(rule.name, getattr(here, rule.name), getattr(there, rule.name)) for rule in fields(here) if rule.compare]
-    differ = ", ".join(f"{name} {mine!r} and {theirs!r}" for name, mine, theirs in rules if mine != theirs)
-    return f"; two protocols are named {here.name}: {differ}"
+    return f"; two protocols are named {here.name}: {', '.join(changed_settings(there.rules(), here.rules()))}"

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from epo_trl.errors import FileError, InputError
+from epo_trl.errors import FileError, InputError, changed_settings
 from epo_trl.long_runs.state_file import write_state
 from epo_trl.types import Episode
 
@@ -70,8 +70,7 @@ class PartialResults:
             return
         differ = "its settings are missing"
         if isinstance(found, dict):
-            pairs = {key: (found.get(key), self.settings.get(key)) for key in sorted({*found, *self.settings})}
-            differ = "; ".join(f"{k} {_short(a)} there, {_short(b)} now" for k, (a, b) in pairs.items() if a != b)
+            differ = "; ".join(changed_settings(found, self.settings))
         raise InputError(
             f"output: expected a file of this evaluation, got {self.output}, but {path} is of another evaluation "
             f"({differ}); use another file, or delete that one to start over"
@@ -89,8 +88,3 @@ def _read(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise FileError(f"output: {path} cannot be read ({error.strerror}); use another file") from error
     return found if isinstance(found, dict) else {}
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, check_bounds
-from epo_trl.errors import InputError
+from epo_trl.errors import InputError, changed_settings
 from epo_trl.rollout.context import CONTEXTS
 from epo_trl.rollout.spec import INVALID_ACTIONS, SUCCESS_RULES, EpisodeArguments
 
@@ -94,6 +94,10 @@ class Protocol:
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
         return asdict(self)
+
+    def rules(self) -> dict[str, Any]:
+        """Returns what two protocols are compared by: all fields but the description."""
+        return {name: value for name, value in self.to_dict().items() if name != "description"}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Protocol:
@@ -218,15 +222,10 @@ def register_protocol(protocol: Protocol) -> Protocol:
     """
     known = _PROTOCOLS.setdefault(protocol.name, protocol)
     if known != protocol:
-        new, old = protocol.to_dict(), known.to_dict()
-        differ = [
-            f"{key} {new[key]!r} instead of {old[key]!r}"
-            for key in old
-            if key != "description" and new[key] != old[key]
-        ]
+        differ = "; ".join(changed_settings(known.rules(), protocol.rules()))
         raise InputError(
-            f"protocol: expected the registered settings of {protocol.name!r}, got {', '.join(differ)}; use these "
-            "settings or another name"
+            f"protocol: expected the registered settings of {protocol.name!r}, got others ({differ}); use the "
+            "registered ones or another name"
         )
     return known
 

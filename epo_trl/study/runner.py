@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from epo_trl.errors import InputError
+from epo_trl.errors import InputError, changed_settings
 from epo_trl.long_runs.run_lock import folder_lock
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
 from epo_trl.study.config import Study
@@ -189,8 +189,9 @@ def known_record(run: StudyRun, places: Places) -> Record | None:
     record = read_record(path)
     now = json.loads(json.dumps(run.identity, default=str))
     if record.identity != now:
+        differ = "; ".join(line.removeprefix("fields.") for line in changed_settings(record.identity, now))
         raise InputError(
-            f"{path} is the record of a run with other settings ({_differences(record.identity, now)}); to repeat it, "
+            f"{path} is the record of a run with other settings ({differ}); to repeat it, "
             f"delete it and the folder {run.folder}, or give the study another name"
         )
     return replace(record, arm=run.arm or "")  # an arm may be renamed if its file name stays the same
@@ -210,18 +211,9 @@ def _need_same_settings(run: StudyRun) -> None:
     )
     if then != now:
         raise InputError(
-            f"{run.folder} was begun with other settings ({_differences(then, now)}); restore them, set "
+            f"{run.folder} was begun with other settings ({'; '.join(changed_settings(then, now))}); restore them, set "
             "resume_with_changes: true for its arm, delete the folder, or use another --runs-dir and --results-dir"
         )
-
-
-def _differences(then: object, now: object, name: str = "") -> str:
-    if isinstance(then, dict) and isinstance(now, dict):
-        keys = dict.fromkeys([*then, *now])
-        changed = [key for key in keys if then.get(key) != now.get(key)]
-        return "; ".join(_differences(then.get(key), now.get(key), f"{name}.{key}".lstrip(".")) for key in changed)
-    there, here = ("nothing" if value is None else repr(value) for value in (then, now))
-    return f"{name.removeprefix('fields.')}: {there} there, {here} now"
 
 
 def _environment(runs: Sequence[StudyRun], threads: int) -> Mapping[str, str]:
