@@ -37,7 +37,7 @@ from epo_trl.methods.dapo import DAPO
 from epo_trl.methods.decision_bonus import DecisionBonus
 from epo_trl.methods.epo_variants import EPOConstantBeta, EPODecay
 from epo_trl.methods.gated import Gated
-from epo_trl.methods.registry import _load_class
+from epo_trl.methods.registry import load_class
 from epo_trl.rollout import RolloutSettings
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
@@ -138,7 +138,7 @@ SETTINGS = [
     ScienceWorldSuite,
     WebShopSuite,
 ]
-METHOD_CLASSES = {_load_class(slot, name) for slot, names in METHODS.items() for name in names}
+METHOD_CLASSES = {load_class(slot, name) for slot, names in METHODS.items() for name in names}
 
 
 def outside(bounds):

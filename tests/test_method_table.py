@@ -1,7 +1,5 @@
 """What holds for every method: it runs in both worlds, ignores the cut of a batch, resumes and can be switched off."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from method_batches import check_two_ranks
@@ -12,18 +10,13 @@ from trainer_kit import GROUP, ROWS, catch_step, difference, largest, make_confi
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.toy import ToySuite
-from epo_trl.methods import METHODS, Method, Need, build_methods
+from epo_trl.methods import Method, Need, build_methods
+from epo_trl.methods.registry import load_class
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
-
-def class_of(name):
-    module, _, attribute = METHODS[SLOT[name]][name].partition(":")
-    return getattr(import_module(module), attribute)
-
-
 # `ref-nucleus` marks tokens by the reference's scores, which batches made by hand do not have.
-MODIFYING = [name for name in CASES if class_of(name).modify_advantages is not Method.modify_advantages]
+MODIFYING = [name for name in CASES if load_class(SLOT[name], name).modify_advantages is not Method.modify_advantages]
 MODIFYING.remove("ref-nucleus")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from epo_trl.errors import InputError
 from epo_trl.methods import METHODS, Batch, CriticValues, Method, Need
 from epo_trl.methods.anchors import Anchored
 from epo_trl.methods.gae import TurnGAE
+from epo_trl.methods.registry import load_class
 from epo_trl.methods.token_statistics import per_turn_means
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.trainers.monitoring.zero_signal import equal_within_groups
@@ -43,9 +43,8 @@ def list_estimators(
     """
     found: dict[str, Method] = {}
     left_out: dict[str, str] = {}
-    for name, place in METHODS["credit"].items():
-        module, _, attribute = place.partition(":")
-        kind = getattr(import_module(module), attribute)
+    for name in METHODS["credit"]:
+        kind = load_class("credit", name)
         reason = _why_not(kind, has_critic=gae is not None, has_two_heads=two_heads is not None)
         if reason:
             left_out[name] = reason

@@ -82,7 +82,7 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
     made: dict[str, Method] = {}
     for slot, names in named.items():
         for name in names:
-            method_class = _load_class(slot, name)
+            method_class = load_class(slot, name)
             if name in made:
                 raise InputError(f"{slot}: expected each method once, got {name!r} twice")
             _check_needs(slot, name, method_class, args, critic)
@@ -145,7 +145,16 @@ def _value(name: str, kind: Any, value: Any) -> Any:
     return value
 
 
-def _load_class(slot: str, name: str) -> type[Any]:
+def load_class(slot: str, name: str) -> type[Any]:
+    """Imports the class of a method.
+
+    Args:
+        slot: Field of the configuration.
+        name: Name in `METHODS`, or "module:Class".
+
+    Raises:
+        InputError: If there is no such class, or it is no method.
+    """
     known = METHODS[slot]
     expected = ", ".join([*map(repr, known), "or 'module:Class' for your own"])
     module, _, attribute = known.get(str(name), str(name)).partition(":")
