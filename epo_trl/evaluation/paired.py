@@ -70,7 +70,7 @@ def _check_same_games(path: str, found: Mapping[str, Any], games: Mapping[str, A
     here = games["environment"]
     there = found.get("environment", here)
     both = there.keys() & here.keys()  # a later version may have more settings
-    differ = changed_settings(*({name: settings[name] for name in both} for settings in (there, here)))
+    differ = changed_settings({name: there[name] for name in both}, {name: here[name] for name in both})
     contents = found.get("contents", {})
     differ += [
         f"the tasks of {split!r} have other contents"
