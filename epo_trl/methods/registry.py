@@ -146,15 +146,7 @@ def _value(name: str, kind: Any, value: Any) -> Any:
 
 
 def load_class(slot: str, name: str) -> type[Any]:
-    """Imports the class of a method.
-
-    Args:
-        slot: Field of the configuration.
-        name: Name in `METHODS`, or "module:Class".
-
-    Raises:
-        InputError: If there is no such class, or it is no method.
-    """
+    """Imports the class of a method by its name in `METHODS[slot]`, or "module:Class". Raises `InputError`."""
     known = METHODS[slot]
     expected = ", ".join([*map(repr, known), "or 'module:Class' for your own"])
     module, _, attribute = known.get(str(name), str(name)).partition(":")
