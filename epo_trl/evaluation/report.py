@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from typing import Any
@@ -188,29 +188,42 @@ class EvalReport:
         )
 
 
-def format_table(reports: Sequence[EvalReport], *, width: int = 120) -> str:
+def format_table(
+    reports: Sequence[EvalReport] | Mapping[str, EvalReport | Sequence[EvalReport]], *, width: int = 120
+) -> str:
     """Formats reports as a plain-text table: one row per report, followed by one per task type.
 
     Args:
-        reports: The reports.
+        reports: The reports, or a mapping from labels for the first column, such as `"before RL"`, to one or several
+            reports.
         width: Width of the text in columns.
     """
-    heads = {"protocol": [report.protocol.name for report in reports], "suite": [report.suite for report in reports]}
+    labelled = reports if isinstance(reports, Mapping) else {"": reports}
+    rows = [
+        (label, report)
+        for label, group in labelled.items()
+        for report in ([group] if isinstance(group, EvalReport) else group)
+    ]
+    heads = {
+        "what": [label for label, _ in rows],
+        "protocol": [report.protocol.name for _, report in rows],
+        "suite": [report.suite for _, report in rows],
+    }
     # values shared by all rows go into the title
-    shared = [f"{name} {values[0]}" for name, values in heads.items() if len(set(values)) == 1]
-    columns = [name for name, values in heads.items() if len(set(values)) > 1]
+    shared = [f"{name} {values[0]}" for name, values in heads.items() if name != "what" and len(set(values)) == 1]
+    columns = [name for name, values in heads.items() if len(set(values)) > 1 or (name == "what" and any(values))]
     table = Table(
         title=plain(", ".join(shared)) if shared else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
     )
     for heading in (*columns, "split", "task type"):
         table.add_column(heading)
-    scored = any(report.mean_score is not None for report in reports)
+    scored = any(report.mean_score is not None for _, report in rows)
     for heading in ("n", "success %", "95 % interval", "macro %", *(("score", "wait %") if scored else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("turns", "invalid %"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("stopped by")
-    for index, report in enumerate(reports):
+    for index, (_, report) in enumerate(rows):
         _add_rows(table, [heads[name][index] for name in columns], report, scored)
     text = io.StringIO()
     Console(file=text, width=width, color_system=None, force_terminal=False).print(table)
