@@ -95,6 +95,13 @@ def test_any_action_is_admissible_where_none_are_listed():
     assert not parse_response("<action>go</action>", None).is_valid
 
 
+@pytest.mark.parametrize("verbatim", [False, True])
+def test_a_long_action_is_passed_on_whole_where_none_are_listed(verbatim):
+    long = "search[" + "soft " * 100 + "hoodie]"
+    parsed = parse_response(f"<think>x</think><action>{long}</action>", None, verbatim=verbatim)
+    assert (parsed.action, parsed.error) == (long, "")
+
+
 def test_nothing_is_admissible_when_the_list_is_empty():
     assert not parse_response("<think>x</think><action>look</action>", ()).is_valid
 

@@ -195,7 +195,7 @@ class TaskSuite(ABC):
         prompt_template: Name or folder of the default prompt template.
         tools: Functions that can be called, with types and docstrings, if actions are tool calls in JSON.
         verbatim: Whether an unlisted action reaches the environment unchanged, including white space: it may be code or
-            JSON. Otherwise white space is collapsed, and only the end of a long text is passed on.
+            JSON. Otherwise white space is collapsed.
         instant: Whether no reset or step takes more than some milliseconds or can hang. A server then calls them
             without a thread and a time limit.
     """

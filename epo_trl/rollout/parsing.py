@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from epo_trl.envs.border import admissible_spelling, squeeze
 
-MAX_PASSED_CHARS = 200  # maximum length of the part of an unparsable response that the environment gets
+MAX_PASSED_CHARS = 200  # maximum length of an unparsable response or inadmissible action that the environment gets
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class ParsedResponse:
     """The parsed action of a response.
 
     Args:
-        action: Text for the environment; the end of the response if it cannot be parsed.
+        action: Text for the environment; the end of a response that cannot be parsed, or of an inadmissible action.
         thought: Reasoning, `""` if there is none.
         error: Reason why the action is invalid, `""` if it is valid.
     """
@@ -97,8 +97,7 @@ def parse_response(
         admissible: Actions that the environment currently accepts; `None` if it does not list them. Then any action
             that is not empty is valid unless the environment rejects it.
         require_think: Whether a response without reasoning is invalid.
-        verbatim: Whether to pass on unlisted actions in full, including their white space: they may be code or JSON.
-            Otherwise white space is collapsed, and only the end of a long text is passed on.
+        verbatim: Whether unlisted actions keep their white space: they may be code or JSON. Otherwise it is collapsed.
     """
     actions = list(_blocks(text, "action"))
     thoughts = list(_blocks(text, "think"))
@@ -108,7 +107,7 @@ def parse_response(
         return ParsedResponse(squeeze(text)[-MAX_PASSED_CHARS:], thought, error)
     action = squeeze(actions[0].content)
     if admissible is None:
-        spelling = (actions[0].content.strip() if verbatim else action[-MAX_PASSED_CHARS:]) or None
+        spelling = (actions[0].content.strip() if verbatim else action) or None
     else:
         spelling = admissible_spelling(action, admissible)
     if require_think and not (thoughts and thoughts[0].end <= actions[0].start):
