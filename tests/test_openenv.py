@@ -82,12 +82,12 @@ def test_what_the_server_does_not_take_is_an_invalid_action(url):
 
 
 class Ending:
-    """A server of `epo-trl serve` whose game fails at the second step, or ends by its turn limit."""
+    """A server of `epo-trl serve` whose game fails at the second step, or ends by its turn limit with a score."""
 
     _ws = None
 
-    def __init__(self, fails):
-        self.fails, self.failed = fails, False
+    def __init__(self, fails, score=None):
+        self.fails, self.failed, self.score = fails, False, score
 
     async def reset(self, **options):
         return SimpleNamespace(observation={"text": "start"}, reward=0.0, done=False)
@@ -96,7 +96,8 @@ class Ending:
         if self.fails:
             self.failed = True
             raise RuntimeError("Server error: the JVM died (code: EXECUTION_ERROR)")
-        return SimpleNamespace(observation={"text": "late", "truncated": True}, reward=0.0, done=True)
+        observation = {"text": "late", "truncated": True, "score": self.score}
+        return SimpleNamespace(observation=observation, reward=0.5, done=True)
 
     async def state(self):
         return {"running": not self.failed}
@@ -114,7 +115,15 @@ def test_a_served_game_that_fails_aborts_the_episode_and_its_turn_limit_truncate
         with pytest.raises(EnvError, match="the JVM died"):
             env.step("look")
     else:
-        assert env.step("look")[:4] == ("late", 0.0, False, True)
+        assert env.step("look")[:4] == ("late", 0.5, False, True)
+
+
+@pytest.mark.parametrize(("score", "expected"), [(0, 0), (62.5, 62.5), (None, 0.5), ("high", 0.5), ([3], 0.5)])
+def test_the_score_is_the_server_s_or_else_the_sum_of_rewards(score, expected):
+    env = build_suite("http://nowhere", observation_key="text").make_env()
+    env._client = Ending(fails=False, score=score)
+    assert env.reset(options={"task_id": "train/0"})[1]["score"] == 0.0
+    assert env.step("look")[4]["score"] == expected
 
 
 def test_a_connection_that_is_lost_aborts_the_episode_and_the_next_one_has_another(url):

@@ -23,10 +23,12 @@ from tool_worlds import chat_tokenizer, scripted_model, train_with_trl, wait_for
 from epo_trl.cli.serve import main
 from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.openenv import OpenEnvArguments
+from epo_trl.envs.adapters.openenv_server import ServedGames, make_app
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.trap import TrapSuite
+from epo_trl.envs.webshop import WebShopSuite
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +105,26 @@ def test_a_served_game_is_the_game_in_the_process(alfworld):
             assert paid == [reward, done, False]
         assert told["won"]
         other.close()
+
+
+def test_a_served_purchase_has_the_score_of_the_shop():
+    from starlette.testclient import TestClient
+
+    suite = WebShopSuite(goods="generated", n_products=60, n_train=1, n_iid=0)
+    env, expert = suite.make_env(), suite.make_expert()
+    observation, info = env.reset(options={"task_id": "train/0"})
+    expert.reset(observation, info)
+    app = make_app(ServedGames(suite), seats=1, idle_timeout_seconds=60)
+    with TestClient(app) as client, client.websocket_connect("/ws") as line:
+        line.send_json({"type": "reset", "data": {"task_id": "train/0"}})
+        told, done = line.receive_json()["data"], False
+        while not done:
+            assert told["observation"]["score"] == info["score"] == 0
+            action = expert.act(observation, info)[1]
+            observation, reward, done, _, info = env.step(action)
+            line.send_json({"type": "step", "data": {"message": action}})
+            told = line.receive_json()["data"]
+        assert (told["observation"]["score"], told["reward"]) == (info["score"], reward) == (100.0, 1.0)
 
 
 def test_sixty_four_sessions_play_at_once(alfworld):

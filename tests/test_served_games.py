@@ -147,6 +147,13 @@ def test_an_observation_says_what_happened():
     assert (state.episode_id, state.step_count, state.task_id, state.running) == ("e", 2, "train/0", False)
 
 
+@pytest.mark.parametrize("score", [None, 0, 62.5])
+def test_an_observation_has_the_score_of_an_environment_that_keeps_one(score, monkeypatch):
+    info, kept = Count._info, {} if score is None else {"score": score}
+    monkeypatch.setattr(Count, "_info", lambda self, won=False: info(self, won) | kept)
+    assert play(make_session(), seed=0).score == play(make_session(), "win", seed=0).score == score
+
+
 @pytest.mark.parametrize("said", ["Win", " press  big Button ", "PRESS  BIG BUTTON"])
 def test_an_action_is_taken_in_the_spelling_of_the_list(said, monkeypatch):
     """As in training and in `as_environment_factory`."""

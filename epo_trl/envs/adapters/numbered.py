@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Annotated, Any, ClassVar
 
 from epo_trl.bounds import Range, check_bounds, option
@@ -117,7 +118,7 @@ class NumberedEnv(TextEnv):
         if isinstance(listed, str):
             raise EnvError(f"actions_key: expected the name of a list, got {given.actions_key!r}: {listed!r:.100}")
         actions = (str(action).strip() for action in (() if listed is None else listed))
-        reached = reaches(self._score, given.won_score)
+        reached, score = reaches(self._score, given.won_score), state.get("score")
         return {
             "admissible_actions": tuple(dict.fromkeys(filter(None, actions))) if self._lists else None,
             "accepted": accepted,
@@ -125,7 +126,7 @@ class NumberedEnv(TextEnv):
             "won": over and _flag(state, given.won_key, default=reached),
             "task": self._task,
             "task_type": self._task_type,
-            "score": self._score,
+            "score": score if isinstance(score, Real) else self._score,
         }
 
 

@@ -210,6 +210,7 @@ class GameSession:
             task_type=info["task_type"],
             admissible_actions=None if listed is None else list(listed),
             is_success=bool(info["won"]),
+            score=info.get("score"),
             turn=self._turns,
             **rest,
         )
@@ -325,6 +326,7 @@ def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> 
         admissible_actions=(list[str] | None, Field(description="Actions that the engine accepts now, if listed.")),
         accepted=(bool, Field(description="Whether the last action was valid.")),
         is_success=(bool, Field(description="Whether the task is solved.")),
+        score=(int | float | None, Field(default=None, description="The environment's own score, if it keeps one.")),
         truncated=(bool, Field(default=False, description="Whether a limit has ended the episode.")),
         turn=(int, Field(description="Number of actions taken.")),
     )
