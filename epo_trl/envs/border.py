@@ -76,7 +76,7 @@ def number(field: str, value: Any) -> float:
     Raises:
         EnvError: If the value is not a number. A string is not, even one that spells a number.
     """
-    if not isinstance(value, SupportsFloat):
+    if not isinstance(value, (float, int, SupportsFloat)):  # the protocol last: its check is slow
         raise _wrong(field, "a number", value)
     return float(value)
 
