@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from pydantic_core import from_json
+
 from epo_trl import __version__
 from epo_trl.envs.adapters.numbered import FIRST_SEED
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
@@ -277,9 +279,10 @@ def _contained(function: Callable[[], Any]) -> Any:
 
 
 class _ObjectsOnly:
-    """ASGI middleware that empties messages which are no JSON object.
+    """ASGI middleware that empties messages which pydantic, the writer of the answers, does not read as a JSON object.
 
-    OpenEnv answers an empty message with INVALID_JSON; JSON that is no object, or binary data, would end the session.
+    OpenEnv answers an empty message with INVALID_JSON. JSON that is no object, half of a surrogate pair, very long
+    integers, deep nesting and binary data would end the session.
     """
 
     def __init__(self, app: Any) -> None:
@@ -288,11 +291,18 @@ class _ObjectsOnly:
     async def __call__(self, scope: Any, receive: Callable[[], Any], send: Any) -> None:
         async def receive_object() -> Any:
             message = await receive()
-            if message["type"] == "websocket.receive" and not (message.get("text") or "").lstrip().startswith("{"):
+            if message["type"] == "websocket.receive" and not _is_object(message.get("text") or ""):
                 return {"type": "websocket.receive", "text": ""}
             return message
 
         await self._app(scope, receive_object, send)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(from_json(text), dict)
+    except ValueError:
+        return False
 
 
 def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> Any:
