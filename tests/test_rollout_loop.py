@@ -355,21 +355,25 @@ def test_an_exception_in_the_parser_aborts_that_episode_alone(tokenizer, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("reward", "weight", "paid"),
-    [
-        (math.nan, 0.0, "nan"), (math.nan, 1.0, "nan"), (math.inf, 0.0, "nan"), (-math.inf, 1.0, "-inf"),
-        (1e20, 1.0, "1e+20"), (-1e20, 1.0, "-1e+20"), (2e6, 1e6, "2000000000000.0"),
-    ],
-)  # fmt: skip
+    ("reward", "weight", "paid"), [(1e20, 1.0, "1e+20"), (-1e20, 1.0, "-1e+20"), (2e6, 1e6, "2000000000000.0")]
+)
 def test_a_reward_that_no_loss_can_be_made_of_aborts_that_episode_alone(tokenizer, reward, weight, paid):
     envs = [ScriptedEnv(step(reward=reward)), ScriptedEnv(WIN)]
     episodes = play(tokenizer, envs, settings=RolloutSettings(max_turns=5, env_reward_weight=weight))
     assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
     assert episodes[0].error == (
         "EnvError: reward: expected a number from -1e+12 to 1e+12, beyond which a loss may overflow, got "
-        f"{paid} (the environment gave {reward} for 'go'); lower env_reward_weight, "
-        "or scale the environment's reward down"
+        f"{paid} (the environment gave {reward}); lower env_reward_weight, or scale the environment's reward down"
     )
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_aborts_that_episode_alone(tokenizer, reward, weight):
+    envs = [ScriptedEnv(step(reward=reward)), ScriptedEnv(WIN)]
+    episodes = play(tokenizer, envs, settings=RolloutSettings(max_turns=5, env_reward_weight=weight))
+    assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
+    assert episodes[0].error == f"EnvError: reward: expected a finite number, got the float '{reward}'"
 
 
 @pytest.mark.parametrize(("reward", "weight"), [(1e20, 0.0), (1e20, 1e-8), (-1e12, 1.0)])

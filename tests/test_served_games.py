@@ -1,6 +1,7 @@
 """The sessions of `epo-trl serve` without a server: which task a reset chooses, limits, and failures."""
 
 import asyncio
+import math
 import re
 import threading
 from types import SimpleNamespace
@@ -166,6 +167,23 @@ def test_an_action_is_taken_in_the_spelling_of_the_list(said, monkeypatch):
     assert taken == ["win" if said == "Win" else "press  Big Button"]
 
 
+@pytest.mark.parametrize("listed", [("win", "look"), None])
+def test_an_action_is_accepted_if_it_is_listed_and_the_environment_knows_it(listed, monkeypatch):
+    info = Count._info
+    answer = {"admissible_actions": listed, "accepted": False}
+    monkeypatch.setattr(Count, "_info", lambda self, won=False: info(self, won) | answer)
+    assert not play(make_session(), "look", seed=0).accepted
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, "1.0"])
+def test_a_reward_that_is_not_a_finite_number_is_an_error_of_its_episode(reward, monkeypatch):
+    monkeypatch.setattr(Count, "step", lambda self, action: ("", reward, False, False, self._info()))
+    session = make_session()
+    with pytest.raises(EnvError, match="reward: expected a (finite )?number, got the (float|str) '"):
+        play(session, "a", seed=0)
+    assert not session.state.running
+
+
 def test_what_a_served_tool_environment_offers_comes_with_the_first_observation():
     suite = ToolSuite(WordGame, word_rows(), reward_funcs=[reward_func])
     (tool,) = play(make_session(ServedGames(suite)), seed=0).metadata["tools"]
@@ -228,6 +246,16 @@ def test_all_sessions_play_in_one_thread_and_a_closed_one_frees_its_environment_
             asyncio.run(call)
     asyncio.run(games.call(lambda: None))  # after the closes
     assert len(Count.threads) == 1 and Count.closed == 3
+
+
+def test_an_environment_whose_creation_outlasts_its_client_is_closed(monkeypatch):
+    """As after `call_timeout`: the client is gone when the thread of the environments is done."""
+    session = make_session()
+    monkeypatch.setattr(Count, "closed", 0)
+    monkeypatch.setattr(Counts, "make_env", lambda self: session.close() or Count())
+    with pytest.raises(EnvError, match="session: .*closed"):
+        play(session, seed=0)
+    assert Count.closed == 1
 
 
 def test_an_instant_suite_is_called_without_a_thread():

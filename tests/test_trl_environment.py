@@ -1,5 +1,7 @@
 """Our environments in TRL's plain GRPOTrainer, and TRL's in our trainer: both train, and agree on what is paid."""
 
+import math
+
 import pytest
 import torch
 from rollout_parts import answer
@@ -7,6 +9,7 @@ from tool_worlds import chat_tokenizer, scripted_model, train_with_trl
 from trainer_kit import make_config
 from word_game import WordGame, reward_func, word_rows
 
+from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.tools import ToolSuite, tool_call
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.checker import check_text_env
@@ -46,6 +49,28 @@ def test_an_episode_is_paid_as_ours_is():
         env.act("red")
     env.reset(task_id="train/1")
     assert (env.won, env.done, env.turns, env.reward) == (False, False, 0, 0.0)
+
+
+def answering(*outcome, **changes):
+    """Returns an environment of TRL whose next step in the corridor has this outcome."""
+    env = as_environment_factory(CorridorSuite(2), RolloutSettings(env_reward_weight=1.0))()
+    env.reset(task_id="train/0")
+    env._env.step = lambda action: (*outcome, {**env.info, **changes})
+    return env
+
+
+def test_an_environment_may_refuse_an_action_that_it_lists():
+    env = answering("A wall.", 0.0, False, False, accepted=False)
+    env.act("red")
+    assert (env.invalid_actions, env.get_reward()) == (1, -0.1)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, 1e13, "1.0"])
+def test_a_reward_that_would_abort_an_episode_of_ours_is_an_error(reward):
+    env = answering("You are out.", reward, True, False, won=True)
+    with pytest.raises(EnvError, match="reward: expected "):
+        env.act("red")
+    assert (env.get_reward(), env.turns, env.won) == (0.0, 0, False)
 
 
 SUITES = [CorridorSuite(2), ToySuite(), GeneratedAlfworld(n_train=2, n_iid=0, n_ood=0)]

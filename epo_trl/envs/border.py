@@ -59,6 +59,21 @@ def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
     return str.__str__(observation), info
 
 
+def checked_outcome(
+    observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
+) -> tuple[str, float, bool, bool, Info]:
+    """Validates the result of a step, its observation and info as `checked_answer` does.
+
+    Raises:
+        EnvError: If a field has another type than `TextEnv` requires, or the reward is not finite.
+    """
+    observation, info = checked_answer(observation, info)
+    paid = number("reward", reward)
+    if not math.isfinite(paid):
+        raise _wrong("reward", "a finite number", reward)
+    return observation, paid, bool(terminated), bool(truncated), info
+
+
 def _check_actions(listed: Any) -> None:
     field = "info['admissible_actions']"
     if listed is None:
@@ -105,6 +120,20 @@ def admissible_spelling(action: str, admissible: Iterable[str]) -> str | None:
     """
     squeezed = {squeeze(known): known for known in admissible}
     return squeezed.get(action) or {known.lower(): squeezed[known] for known in squeezed}.get(action.lower())
+
+
+def find_action(text: str, listed: Iterable[str] | None, *, verbatim: bool) -> tuple[str, bool]:
+    """Finds the action that the environment gets for a text, in its own spelling, and whether it is admissible.
+
+    Args:
+        text: What the agent says.
+        listed: Actions that the environment currently accepts; `None` if it does not list them.
+        verbatim: Whether an unlisted action keeps its white space.
+    """
+    squeezed = squeeze(text)
+    spelling = admissible_spelling(squeezed, listed or ())
+    action = spelling or (text.strip() if verbatim else squeezed)
+    return action, bool(action) if listed is None else spelling is not None
 
 
 def squeeze(text: str) -> str:

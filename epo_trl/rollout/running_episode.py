@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from epo_trl.envs.base import EnvError, Info, TextEnv
-from epo_trl.envs.border import checked_answer, ends_episode_alone, error_text, number
+from epo_trl.envs.base import Info, TextEnv
+from epo_trl.envs.border import checked_answer, checked_outcome, ends_episode_alone, error_text
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
-from epo_trl.rollout.spec import LARGEST_REWARD, RolloutSettings
+from epo_trl.rollout.spec import RolloutSettings
 from epo_trl.rollout.templates import PastTurn
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -112,19 +112,11 @@ class RunningEpisode:
         """Awaits the outcome of the action, computes the reward and records the turn."""
         observation, env_reward, terminated, truncated, info = self.observation, 0.0, False, False, self.info
         if self.is_sent:
-            observation, env_reward, terminated, truncated, info = self.env.step_wait()
-            observation, info = checked_answer(observation, info)
-            env_reward, terminated, truncated = number("reward", env_reward), bool(terminated), bool(truncated)
+            observation, env_reward, terminated, truncated, info = checked_outcome(*self.env.step_wait())
             if turn.is_valid and not info.get("accepted", True):
                 turn = replace(turn, is_valid=False, error=str(info.get("refusal") or NOT_ACCEPTED))
         won = self.settings.is_won(terminated, truncated, info)
         reward = self.settings.reward(env_reward, won=won, is_valid=turn.is_valid)
-        if not abs(reward) <= LARGEST_REWARD:  # also catches NaN
-            raise EnvError(
-                f"reward: expected a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}, beyond which a loss "
-                f"may overflow, got {reward!r} (the environment gave {env_reward!r} for {turn.action!r}); lower "
-                "env_reward_weight, or scale the environment's reward down"
-            )
         self.turns.append(replace(turn, reward=reward, env_reward=env_reward))
         self.history.append(PastTurn(turn.observation, turn.action, turn.thought))
         self.observation, self.info = observation, info

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from epo_trl.bounds import Count, CountOrZero, Finite, NonNegative, OneOf, Range, check_bounds, option, read_mapping
-from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import CONTEXTS, ContextBuilder
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
@@ -152,9 +152,20 @@ class RolloutSettings(RewardArguments):
         return bool(info["won"]) and terminated
 
     def reward(self, env_reward: float, *, won: bool, is_valid: bool) -> float:
-        """Computes the reward of a turn; `won` if the turn solved the task."""
+        """Computes the reward of a turn; `won` if the turn solved the task.
+
+        Raises:
+            EnvError: If its magnitude exceeds `LARGEST_REWARD`.
+        """
         paid = self.env_reward_weight * env_reward + self.success_reward * won
-        return paid if is_valid else paid - self.invalid_action_penalty
+        paid = paid if is_valid else paid - self.invalid_action_penalty
+        if abs(paid) > LARGEST_REWARD:
+            raise EnvError(
+                f"reward: expected a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}, beyond which a loss "
+                f"may overflow, got {paid!r} (the environment gave {env_reward!r}); lower env_reward_weight, or scale "
+                "the environment's reward down"
+            )
+        return paid
 
 
 @dataclass

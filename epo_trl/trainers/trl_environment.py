@@ -21,7 +21,7 @@ from typing import Any
 from datasets import Dataset
 
 from epo_trl.envs.base import Info, TaskSuite
-from epo_trl.envs.border import admissible_spelling, squeeze
+from epo_trl.envs.border import checked_answer, checked_outcome, find_action
 from epo_trl.errors import InputError
 from epo_trl.rollout import RolloutSettings
 
@@ -87,7 +87,7 @@ class SuiteEnvironment:
             seed: Seed of the start; equal seeds give equal starts.
         """
         options = {**self._settings.env_options, "task_id": task_id}
-        observation, info = self._env.reset(seed=seed, options=options)
+        observation, info = checked_answer(*self._env.reset(seed=seed, options=options))
         self._clear(info)
         return f"Your task is to: {info['task']}\n{self._describe(observation, info)}"
 
@@ -103,14 +103,14 @@ class SuiteEnvironment:
         """
         if self.done or not self.info:
             raise InputError(OVER)
-        listed, squeezed = self.info["admissible_actions"], squeeze(action)
-        matched = admissible_spelling(squeezed, listed or ()) or (action.strip() if self._verbatim else squeezed)
-        observation, env_reward, terminated, truncated, info = self._env.step(matched)
-        is_valid = bool(matched) and bool(info.get("accepted", True)) if listed is None else matched in listed
-        self.won = self._settings.is_won(terminated, truncated, info)
+        sent, is_valid = find_action(action, self.info["admissible_actions"], verbatim=self._verbatim)
+        observation, env_reward, terminated, truncated, info = checked_outcome(*self._env.step(sent))
+        is_valid = is_valid and bool(info.get("accepted", True))
+        won = self._settings.is_won(terminated, truncated, info)
+        self.reward += self._settings.reward(env_reward, won=won, is_valid=is_valid)
+        self.won = won
         self.turns += 1
         self.invalid_actions += not is_valid
-        self.reward += self._settings.reward(float(env_reward), won=self.won, is_valid=is_valid)
         self.done = terminated or truncated or self.turns >= self._settings.max_turns
         self.info = info
         return f"{observation}\n{OVER}" if self.done else self._describe(observation, info)

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from epo_trl import __version__
 from epo_trl.envs.adapters.numbered import FIRST_SEED
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
-from epo_trl.envs.border import admissible_spelling, ends_episode_alone, error_text, squeeze
+from epo_trl.envs.border import checked_answer, checked_outcome, ends_episode_alone, error_text, find_action
 
 MAX_ACTION_CHARACTERS = 100_000
 TASK_OPTIONS = ("task_id", "split", "index")
@@ -173,7 +173,11 @@ class GameSession:
         task_id = games.choose_task(seed, task)
         if self._env is None:
             self._env = games.suite.make_env()
-        text, info = self._env.reset(seed=seed or 0, options={**games.env_options, "task_id": task_id})
+            if self._closed:  # the client left meanwhile, and `close` had nothing to free
+                self._env.close()
+                raise EnvError(_CLOSED)
+        options = {**games.env_options, "task_id": task_id}
+        text, info = checked_answer(*self._env.reset(seed=seed or 0, options=options))
         self._episode_id, self._task_id, self._turns, self._running = episode_id, task_id, 0, True
         rules = {"suite": games.suite.name, "protocol": games.protocol, "max_turns": games.max_turns}
         tools = {"tools": list(info["tools"])} if "tools" in info else {}
@@ -190,18 +194,16 @@ class GameSession:
         if self._failed or not self._running or self._env is None:
             raise EnvError("step: expected a running episode, got none; call reset first")
         games = self._games
-        listed, squeezed = self._info["admissible_actions"], squeeze(action.message)
-        verbatim = games.suite.verbatim or games.suite.tools
-        text = admissible_spelling(squeezed, listed or ()) or (action.message if verbatim else squeezed)
-        seen, reward, terminated, truncated, info = self._env.step(text)
+        verbatim = games.suite.verbatim or bool(games.suite.tools)
+        text, is_valid = find_action(action.message, self._info["admissible_actions"], verbatim=verbatim)
+        seen, reward, terminated, truncated, info = checked_outcome(*self._env.step(text))
         self._turns += 1
         truncated = truncated or (games.max_turns is not None and self._turns >= games.max_turns)
         self._running = not (terminated or truncated)
-        accepted = bool(info.get("accepted", True)) if listed is None else text in listed
+        accepted = is_valid and bool(info.get("accepted", True))
         return self._seen(
-            seen, info, accepted=accepted, reward=float(reward), done=not self._running,
-            truncated=truncated and not terminated,
-        )  # fmt: skip
+            seen, info, accepted=accepted, reward=reward, done=not self._running, truncated=truncated and not terminated
+        )
 
     def _seen(self, text: str, info: Info, **rest: Any) -> Any:
         self._info = info
