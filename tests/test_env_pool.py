@@ -263,6 +263,17 @@ def test_the_environments_are_closed_before_their_process_stops(pool, tmp_path):
     assert suite._workers[0]._process is None
 
 
+@pytest.mark.parametrize("path", [None, "/some/folder"])
+def test_a_game_has_the_python_path_of_the_run(pool, path, monkeypatch):
+    """Also the processes that it starts."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if path is not None:
+        monkeypatch.setenv("PYTHONPATH", path)
+    env = pool().make_env()
+    start(env)
+    assert env.step("look")[-1]["python_path"] == path
+
+
 @pytest.mark.slow
 def test_a_process_at_work_is_not_waited_for(pool):
     env = pool().make_env()

@@ -38,7 +38,7 @@ class WildHunt(TreasureHunt):
     def step(self, action):
         self.obey(action)
         observation, *rest, info = super().step(action)
-        info |= {"pid": os.getpid(), "child": self.child}
+        info |= {"pid": os.getpid(), "child": self.child, "python_path": os.environ.get("PYTHONPATH")}
         return observation * (100_000 if action == "huge" else 1), *rest, info
 
     def close(self):

@@ -49,7 +49,10 @@ def main() -> None:
     os.register_at_fork(after_in_child=connection.close)  # else a game's child would keep our end of the pipe open
     requests: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read, args=(connection, requests), daemon=True).start()
-    sys.path[:], suite = requests.get()
+    sys.path[:], python_path, suite = requests.get()
+    del os.environ["PYTHONPATH"]
+    if python_path is not None:
+        os.environ["PYTHONPATH"] = python_path
     games: Games | None = None
     while True:
         request = requests.get()

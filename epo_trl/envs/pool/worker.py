@@ -101,7 +101,7 @@ class WorkerProcess:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # the games' output
-            env={**os.environ, "PYTHONPATH": str(_LIBRARY)},
+            env={**os.environ, "PYTHONPATH": str(_LIBRARY)},  # until the process has read the run's own
         )
         theirs.close()
         self._faults = faults
@@ -110,7 +110,7 @@ class WorkerProcess:
         self._since = 0.0  # start of the oldest pending request, as far as known
         self._answers: dict[int, tuple[bool, Any]] = {}
         self._unwanted: set[int] = set()
-        self._send((sys.path, suite))
+        self._send((sys.path, os.environ.get("PYTHONPATH"), suite))
 
     @property
     def is_idle(self) -> bool:
