@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -143,6 +144,38 @@ def test_an_argument_has_to_be_of_its_type(argument, value, takes):
     else:
         with pytest.raises(Refusal, match=f"every_kind: the argument '{argument}' got"):
             Tool.of(every_kind).checked(given)
+
+
+@dataclass
+class Point:
+    x: float
+
+
+def any_number(a: int = 0, b: float = 0.0, c: dict[str, float] | None = None, d: Point | None = None) -> str:
+    """Does nothing."""
+
+
+def point(e: Point) -> str:
+    """Does nothing."""
+
+
+@pytest.mark.parametrize(
+    ("tool", "argument", "value"),
+    [
+        (any_number, "b", "1e999"), (any_number, "b", "-1e999"), (any_number, "b", "9" * 400),
+        (any_number, "c", '{"x": 1e999}'), (any_number, "c", '{"x": ' + "9" * 400 + "}"),
+        (any_number, "d", '{"x": 1e999}'), (any_number, "d", '{"x": ' + "9" * 400 + "}"), (point, "e", '{"x": 1e999}'),
+    ],
+)  # fmt: skip
+def test_a_number_that_no_float_holds_reaches_no_tool(tool, argument, value):
+    _, arguments = read_call(f'{{"name": "tool", "arguments": {{"{argument}": {value}}}}}')
+    with pytest.raises(Refusal, match=f"{tool.__name__}: the argument '{argument}' got"):
+        Tool.of(tool).checked(arguments)
+
+
+def test_an_integer_may_be_longer_than_any_float():
+    assert Tool.of(any_number).checked({"a": 10**400}) == {"a": 10**400}
+    assert Tool.of(point).checked({"e": {"x": 1.5}}) == {"e": Point(1.5)}
 
 
 def undocumented(a: int) -> str: ...
@@ -343,6 +376,21 @@ def test_the_final_answer_is_a_tool_that_ends_the_episode():
     assert any(tool.startswith("final_answer(answer: str)") for tool in info["tools"])
     observation, _, terminated, _, info = env.step(tool_call("final_answer", answer="42"))
     assert (observation, terminated, info["won"]) == ("The episode is over.", True, False)
+
+
+class Answering(Scored):
+    def final_answer(self, answer: str) -> str:
+        """Takes the answer.
+
+        Args:
+            answer: The answer.
+        """
+
+
+def test_a_final_answer_that_would_replace_the_environment_s_own_tool_is_refused():
+    assert len(ToolSuite(Answering, [{"start": 0.0}]).tools) == len(ToolSuite(Scored, [{"start": 0.0}]).tools) + 1
+    with pytest.raises(EnvError, match="final_answer: expected false, .*Answering has a tool of this name"):
+        ToolSuite(Answering, [{"start": 0.0}], final_answer=True)
 
 
 class Drawing(Scored):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from epo_trl.envs.base import EnvError
 from epo_trl.errors import InputError
@@ -83,7 +83,7 @@ class Tool:
                     f"the tool {name!r}: the argument {parameter.name!r} has no type; add one, such as `: str`"
                 )
             try:
-                parameters[parameter.name] = TypeAdapter(parameter.annotation)
+                parameters[parameter.name] = _adapter(parameter.annotation)
             except PydanticUserError as error:
                 kind = parameter.annotation
                 raise EnvError(
@@ -107,11 +107,21 @@ class Tool:
                 names = ", ".join(map(repr, self.parameters)) or "none"
                 raise Refusal(f"{self.name} has no argument {_short(name)}; it takes {names}")
             try:
-                values[name] = self.parameters[name].validate_json(json.dumps(value), strict=True)
-            except ValidationError as error:
-                reason = error.errors(include_url=False)[0]["msg"]
+                values[name] = self.parameters[name].validate_json(json.dumps(value, allow_nan=False), strict=True)
+            except ValueError as error:
+                reason = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
                 raise Refusal(f"{self.name}: the argument {name!r} got {_short(value)}: {reason}") from None
         return values
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Returns the adapter of a type, in which no integer becomes an infinite float. A model has its own settings."""
+    try:
+        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+    except PydanticUserError as error:
+        if error.code != "type-adapter-config-unused":
+            raise
+        return TypeAdapter(kind)
 
 
 def _named(value: Any) -> Any:

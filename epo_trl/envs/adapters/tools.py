@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from epo_trl.bounds import option
+from epo_trl.envs.adapters import FINAL_ANSWER
 from epo_trl.envs.adapters.tool import tool_call
 from epo_trl.envs.adapters.tool_env import ToolEnv, awaited, final_answer, list_tools, to_text
 from epo_trl.envs.base import EnvError, Expert, TaskSuite, split_task_id
@@ -92,7 +93,10 @@ class ToolSuite(TaskSuite):
             )
         if not self.reward_funcs and not callable(getattr(world, "get_reward", None)):
             raise EnvError(f"factory: {kind.__name__} has no get_reward(self); give it one, or give reward functions")
-        self.tools = tuple(getattr(kind, name) for name in list_tools(world))
+        names = list_tools(world)
+        if self.final_answer and FINAL_ANSWER in names:
+            raise EnvError(f"final_answer: expected false, as {kind.__name__} has a tool of this name, got true")
+        self.tools = tuple(getattr(kind, name) for name in names)
         self.tools += (final_answer,) if self.final_answer else ()
         if not self.tools:
             raise EnvError(f"factory: {kind.__name__} has no tool; add public methods with types and docstrings")
