@@ -1,6 +1,7 @@
 """Each check of the checker is proven by an environment that breaks exactly that."""
 
 import itertools
+import math
 import re
 
 import pytest
@@ -223,6 +224,8 @@ BROKEN = {
         lambda action, *result: (*result[:4], without(result[4], "holding"))
     ),
     "info['score'] is 'high'": on_info(lambda info: {**info, "score": "high"}),
+    "info['score'] is inf": on_info(lambda info: {**info, "score": math.inf}),
+    "info['score'] is nan": on_info(lambda info: {**info, "score": math.nan}),
     "info['state_key'] is (1, 2)": on_info(lambda info: {**info, "state_key": (1, 2)}),
     "info['task'] changed": on_step(lambda action, *result: (*result[:4], {**result[4], "task": "another"})),
     "raised KeyError": CrashesOnUnknownText,

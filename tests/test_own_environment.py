@@ -15,7 +15,7 @@ from typed import parse_recipe
 from epo_trl.cli.command_line import AlgorithmArguments
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.envs import EnvError, TaskSuite
-from epo_trl.envs.registry import ENVIRONMENTS, check_fields, environment_arguments
+from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.evaluation import Protocol
@@ -129,6 +129,23 @@ class MakingNameless:
 def test_settings_that_cannot_work_are_refused_with_a_way_to_mend_them(settings, says):
     with pytest.raises(EnvError, match=f"^environment: .*{says}"):
         parse("--environment", f"{__name__}:{settings}")
+
+
+@dataclass(frozen=True)
+class Frozen(TaskSuite):
+    name = "frozen"
+    size: int = 3
+
+    def task_ids(self, split):
+        return [f"{split}/{number}" for number in range(self.size)]
+
+    def make_env(self):
+        return TreasureHunt()
+
+
+def test_a_suite_may_be_a_frozen_dataclass():
+    suite = build_suite(Frozen(2))
+    assert (suite.settings, suite.made_by) == ({"size": 2}, f"{__name__}:Frozen")
 
 
 @pytest.mark.parametrize("config", [EPOConfig, EPOPPOConfig])

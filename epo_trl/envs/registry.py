@@ -109,9 +109,9 @@ def build_suite(settings: Any) -> TaskSuite:
             f"environment: the {type(suite).__name__} of {name} has no name; set the class attribute `name`, for "
             'example "my-game", which every reported number carries'
         )
-    suite.made_by = f"{type(settings).__module__}:{type(settings).__qualname__}"
     may_change = getattr(settings, "MAY_CHANGE", ())
-    suite.settings = {
-        field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in may_change
-    }
+    vars(suite).update(  # an assignment fails if the suite is a frozen dataclass
+        made_by=f"{type(settings).__module__}:{type(settings).__qualname__}",
+        settings={f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in may_change},
+    )
     return suite

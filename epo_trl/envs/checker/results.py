@@ -127,9 +127,9 @@ def _check_info(info: object, where: str, *, over: bool) -> None:
         require(bool(info[key]), f"{where}: info[{key!r}] is empty", "fill it; prompts and reports show it")
     score = info.get("score")
     require(
-        score is None or (isinstance(score, SupportsFloat) and not isinstance(score, str)),
+        score is None or (isinstance(score, SupportsFloat) and math.isfinite(score)),
         f"{where}: info['score'] is {score!r}",
-        "make it a number, or omit it",
+        "make it a finite number, or omit it",
     )
     state_key = info.get("state_key")
     require(
