@@ -322,12 +322,18 @@ def test_evaluations_and_episodes_of_an_abandoned_attempt_or_branch_are_set_asid
 
 
 def test_checkpoints_of_later_steps_are_set_aside_under_new_names(tmp_path):
+    """But an incomplete one, which no run resumes from, stays: the run that comes to its step writes it anew."""
     for name in ("checkpoint-2", "checkpoint-10", "_abandoned-1-checkpoint-10", "checkpoint-best"):
         (tmp_path / name).mkdir()
+        write_manifest(tmp_path / name)
+    (tmp_path / "checkpoint-12").mkdir()
     with pytest.warns(UserWarning, match="checkpoint-10 is later than"):
         set_aside(tmp_path, 2, "checkpoint-2")
-    names = {"checkpoint-2", "_abandoned-1-checkpoint-10", "_abandoned-2-checkpoint-10", "checkpoint-best"}
-    assert {path.name for path in tmp_path.iterdir()} == names
+    names = {"checkpoint-12", "_abandoned-1-checkpoint-10", "_abandoned-2-checkpoint-10", "checkpoint-best"}
+    assert {path.name for path in tmp_path.iterdir()} == names | {"checkpoint-2"}
+    with pytest.warns(UserWarning, match="checkpoint-2 is of an earlier run"):
+        set_aside(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == names | {"_abandoned-1-checkpoint-2"}
 
 
 # ----------------------------------------------------------------------------------------------------------- full disk

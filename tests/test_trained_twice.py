@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from run_kit import StopAt, assert_bit_equal, logged, resumable, resumable_ppo, weights
+from run_kit import StopAt, assert_bit_equal, left, logged, resumable, resumable_ppo, weights
 from trainer_kit import make_model, make_ppo, make_trainer, results_of, saved
 from transformers import AutoModelForCausalLM, TrainerCallback
 
@@ -56,6 +56,25 @@ def test_after_an_interruption_inside_a_batch_the_same_trainer_resumes_as_a_new_
     assert_bit_equal(weights(again), weights(straight))
     for name in ("entropy/all_tokens", "epo/entropy_loss", *more):
         assert logged(again, name) == logged(straight, name) and all(map(math.isfinite, logged(again, name)))
+
+
+def test_an_interrupted_run_resumes_itself_and_not_an_earlier_run_of_its_folder(tmp_path):
+    interrupt = InterruptAt(None)
+    trainer = resumable(tmp_path, callbacks=[interrupt], save_steps=1, max_steps=3)
+    trainer.train()
+    earlier = left(tmp_path)
+    assert earlier == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    interrupt.step = 2
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pytest.warns(UserWarning, match="checkpoint-3 is of an earlier run: renamed to _abandoned-1-checkpoint-3"),
+    ):
+        trainer.train()
+    assert left(tmp_path) == ["checkpoint-1"]
+    assert {path.name for path in tmp_path.glob("_abandoned*")} == {f"_abandoned-1-{name}" for name in earlier}
+    passes = results_of(trainer, "training_step")
+    trainer.train(resume_from_checkpoint=True)
+    assert len(passes) == 2 * trainer.args.gradient_accumulation_steps and trainer.state.global_step == 3
 
 
 def test_a_method_that_is_new_after_a_checkpoint_inside_a_batch_gets_a_batch_of_its_own(tmp_path):

@@ -151,15 +151,22 @@ def abandoned(folder: Path, suffix: str = "") -> Path:
     return next(path for path in paths if not path.exists())
 
 
-def set_aside(folder: str | os.PathLike[str], step: int, resumed: str) -> None:
-    """Renames checkpoints of later steps to `_abandoned-<number>-checkpoint-<step>`, which no run uses or deletes."""
+def set_aside(folder: str | os.PathLike[str], step: int = -1, resumed: str | None = None) -> None:
+    """Renames checkpoints of later steps to `_abandoned-<number>-checkpoint-<step>`, which no run uses or deletes.
+
+    Incomplete ones stay: no run resumes from them, and they may be overwritten.
+
+    Args:
+        folder: Output folder of the run.
+        step: Step of the checkpoint that the run resumes from; -1 for a run that starts.
+        resumed: Path of that checkpoint.
+    """
+    why = "of an earlier run" if resumed is None else f"later than {resumed}, from which the run resumes"
     for path in checkpoints(folder):
-        if step_of(path) > step:
+        if step_of(path) > step and (path / MANIFEST).is_file():
             free = abandoned(path.parent, f"-{path.name}")
             path.rename(free)
-            warnings.warn(
-                f"{path} is later than {resumed}, from which the run resumes: renamed to {free.name}", stacklevel=2
-            )
+            warnings.warn(f"{path} is {why}: renamed to {free.name}", stacklevel=2)
 
 
 def move_aside(folder: str | os.PathLike[str], step: int) -> None:

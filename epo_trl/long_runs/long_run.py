@@ -139,8 +139,6 @@ class LongRun(Trainer):
                     f"resume_with_changes: expected a complete checkpoint to resume from, got none: the run in "
                     f"{self.args.output_dir} is finished; use another output_dir"
                 )
-            if not checkpoint and self.args.should_save:
-                self._set_results_aside(0, None)
             self.train(resume_from_checkpoint=checkpoint)
             if end is not None and self._nothing_left:  # the changes or the checkpoint leave nothing to train
                 self._warn_finished(self.state.global_step)
@@ -211,7 +209,7 @@ class LongRun(Trainer):
 
         Args:
             resume_from_checkpoint: Path of a checkpoint in `output_dir`, after which later ones there are renamed, or
-                `True` for the newest complete one.
+                `True` for the newest complete one. Without it a run starts, and those of an earlier run are renamed.
 
         Raises:
             RunningError: If another process trains in `output_dir`.
@@ -222,6 +220,9 @@ class LongRun(Trainer):
         with run_lock(self.args), self._sigterm.listening():
             self._branched_from = None
             checkpoint = self._checkpoint(resume_from_checkpoint) if resume_from_checkpoint else None
+            if checkpoint is None and self.args.should_save:
+                self._set_results_aside(0, None)
+                set_aside(self.args.output_dir)
             self._verified = None
             with self._only_what_is_left(checkpoint):
                 output = super().train(checkpoint, *args, **kwargs)
@@ -251,7 +252,7 @@ class LongRun(Trainer):
         set_aside(self.args.output_dir, step, checkpoint)
 
     def _set_results_aside(self, step: int, checkpoint: str | None) -> None:
-        """Moves other results of steps after a checkpoint, or of an earlier attempt if it is `None`."""
+        """Moves other results of steps after a checkpoint, or of an earlier run if it is `None`."""
 
     def _check_origin(self, checkpoint: str) -> None:
         own = os.path.realpath(self.args.output_dir)
