@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,8 @@ TAGS = tuple(tag for panel in PANELS for tag in panel.tags)
 def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Curve]:
     """Reads `{tag: (steps, values)}` of the logged tags among `tags` (`None`: all), with ascending steps.
 
-    Searches the directory recursively. A resumed run has several event files, of which a later one continues those
-    before it from its first step: what they hold of later steps is left out, and the newest value of a step wins.
-    Values that are not finite are left out.
+    Searches the directory recursively. Where the steps go back, a run was resumed or started again: what was logged of
+    later steps before is left out, and the newest value of a step wins. Values that are not finite are left out.
     """
     folder = Path(run)
     files = sorted(folder.rglob("*tfevents*"))
@@ -66,11 +65,14 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
         raise InputError(f"run: expected the output directory of a training run, got {folder} ({what})")
     _need_one_run(folder, files)
     points: dict[str, dict[int, float]] = {tag: {} for tag in tags or ()}
-    for begin, scalars in _read_in_order(files):
-        points = {tag: {step: known[step] for step in known if step <= begin} for tag, known in points.items()}
-        for tag, events in scalars.items():
-            if tags is None or tag in points:
-                points.setdefault(tag, {}).update((event.step, event.value) for event in events)
+    last = 0
+    for tag, event in _read_in_order(files):
+        if event.step and tag.startswith(("train/", "eval/")):  # a trainer that is to resume may evaluate at step 0
+            if event.step < last:
+                points = {name: {s: known[s] for s in known if s <= event.step} for name, known in points.items()}
+            last = event.step
+        if tags is None or tag in points:
+            points.setdefault(tag, {})[event.step] = event.value
     curves = {}
     for tag, known in points.items():
         finite = [(step, value) for step, value in sorted(known.items()) if math.isfinite(value)]
@@ -79,22 +81,23 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
     return curves
 
 
-def _read_in_order(files: Sequence[Path]) -> list[tuple[int, dict[str, list[Any]]]]:
-    """Reads event files, the oldest first: the first step of each, and its events by tag, both by wall time."""
+def _read_in_order(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
+    """Yields tag and event of each value, by wall time within a file, from the oldest file on."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = []
     for file in files:
         reader = EventAccumulator(str(file), size_guidance={"scalars": 0}, purge_orphaned_data=False)
         reader.Reload()
-        scalars = {tag: sorted(reader.Scalars(tag), key=_wall_time) for tag in reader.Tags()["scalars"]}
-        if scalars:
-            found.append((min((events[0] for events in scalars.values()), key=_wall_time), scalars))
-    return [(first.step, scalars) for first, scalars in sorted(found, key=lambda file: _wall_time(file[0]))]
+        events = [(tag, event) for tag in reader.Tags()["scalars"] for event in reader.Scalars(tag)]
+        if events:
+            found.append(sorted(events, key=_time))
+    for events in sorted(found, key=lambda file: _time(file[0])):
+        yield from events
 
 
-def _wall_time(event: Any) -> float:
-    return float(event.wall_time)
+def _time(tagged: tuple[str, Any]) -> tuple[float, int]:
+    return tagged[1].wall_time, tagged[1].step
 
 
 def _need_one_run(folder: Path, files: Sequence[Path]) -> None:

@@ -30,6 +30,7 @@ from trainer_kit import (
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs.long_run import STATE_FILE
 from epo_trl.methods import Comm
+from epo_trl.plots import read_run
 from epo_trl.rollout import ChatTemplateError, TemplateError
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.scoring import row_scorer
@@ -455,6 +456,13 @@ def test_evaluation_plays_the_whole_lists_once(tmp_path):
         ("iid", 40, 0.4),
         ("ood", 40, 0.4),
     ]
+
+
+def test_the_curves_of_an_evaluation_before_training_are_in_the_run_s_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_trainer(tmp_path / "run", report_to=["tensorboard"], max_turns=1).evaluate()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert read_run("run")["eval/iid/success_rate"][0].tolist() == [0]
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.0], ids=["sampled", "greedy"])

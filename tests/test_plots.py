@@ -79,6 +79,33 @@ def test_what_followed_the_checkpoint_to_which_a_run_went_back_is_not_drawn(tmp_
     assert list(read_run(tmp_path, ["eval/iid/success_rate"])) == ["eval/iid/success_rate"]
 
 
+def test_a_second_run_in_one_file_replaces_the_first(tmp_path):
+    """A trainer that trains again after Ctrl-C goes on in its file."""
+    points = [("train/reward", step, 1.0, 100.0 + step) for step in range(1, 7)]
+    points += [("eval/iid/success_rate", step, 1.0, 100.5 + step) for step in (0, 2, 4)]
+    points += [("train/reward", step, 2.0, 200.0 + step) for step in (1, 2, 3)]
+    points += [("eval/iid/success_rate", 2, 2.0, 202.5)]
+    write_events(tmp_path, points)
+    curves = read_run(tmp_path)
+    assert [curve.tolist() for curve in curves["train/reward"]] == [[1, 2, 3], [2.0, 2.0, 2.0]]
+    assert [curve.tolist() for curve in curves["eval/iid/success_rate"]] == [[0, 2], [1.0, 2.0]]
+
+
+def test_an_evaluation_before_training_drops_nothing(tmp_path):
+    """Neither alone in its file nor before the events of the run that is resumed after it."""
+    old = [("train/reward", step, 1.0, 100.0 + step) for step in range(1, 7)]
+    write_events(tmp_path / "a", [*old, ("eval/iid/success_rate", 4, 1.0, 104.5)])
+    write_events(tmp_path / "b", [("eval/iid/success_rate", 0, 2.0, 200.0)])
+    curves = read_run(tmp_path)
+    assert curves["train/reward"][0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert curves["eval/iid/success_rate"][0].tolist() == [0, 4]
+    resumed = [("eval/iid/success_rate", 0, 3.0, 300.0), ("train/reward", 5, 3.0, 301.0)]
+    write_events(tmp_path / "c", resumed)
+    curves = read_run(tmp_path)
+    assert [curve.tolist() for curve in curves["train/reward"]] == [[1, 2, 3, 4, 5], [1.0] * 4 + [3.0]]
+    assert curves["eval/iid/success_rate"][0].tolist() == [0, 4]
+
+
 def test_a_folder_of_several_runs_is_no_run(tmp_path):
     """Their steps would make one curve of pieces. Attempts of one run are below its folder `runs`."""
     events = [("train/reward", 1, 4.0, 0.5)]

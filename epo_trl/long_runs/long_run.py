@@ -18,7 +18,7 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.callbacks import ReturnFreedMemory, StopOnSigterm
+from epo_trl.long_runs.callbacks import ReturnFreedMemory, StopOnSigterm, log_in_output_dir
 from epo_trl.long_runs.checkpoint_files import (
     FINISHED,
     find_corruption,
@@ -75,6 +75,7 @@ class LongRun(Trainer):
         self._sigterm = StopOnSigterm(self.accelerator)
         self.add_callback(self._sigterm)
         self.add_callback(ReturnFreedMemory())
+        log_in_output_dir(self)
 
     @property
     def preempted(self) -> bool:
