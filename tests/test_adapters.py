@@ -75,7 +75,7 @@ def test_what_a_new_adapter_cannot_be_put_on_is_named(adapter, tmp_path):
 
 
 def test_a_run_does_not_replace_the_model_that_it_starts_from(adapter):
-    with pytest.raises(ValueError, match="output_dir: expected another folder than model_name_or_path, got"):
+    with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got"):
         policy(f"{adapter.path}/.", adapter.folder)
 
 

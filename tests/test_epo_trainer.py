@@ -23,6 +23,7 @@ from trainer_kit import (
     make_model,
     make_trainer,
     results_of,
+    saved,
     toy_tokenizer,
     with_episodes,
 )
@@ -653,6 +654,28 @@ def test_a_tokenizer_that_does_not_fit_is_named(tmp_path, changes, error, messag
 def test_kl_needs_a_model_that_can_be_loaded_again(tmp_path):
     with pytest.raises(ValueError, match="beta: .*got 0.01, .*Save the model and pass its path"):
         make_trainer(tmp_path, beta=0.01)
+
+
+def test_kl_needs_a_model_with_the_weights_of_its_files(tmp_path):
+    """TRL loads the reference from the files, so it would be another policy than the one that RL starts from."""
+    model = saved(make_model(), tmp_path / "start")
+    trainer = make_trainer(tmp_path / "run", model=model, beta=0.01)
+    assert_bit_equal(dict(trainer.ref_model.named_parameters()), weights(trainer))
+    with torch.no_grad():
+        model.model.norm.weight[0] += 1
+    with pytest.raises(ValueError, match="beta: .*got 0.01, .*model.norm.weight.*start.*Save the model and pass"):
+        make_trainer(tmp_path / "run", model=model, beta=0.01)
+    make_trainer(tmp_path / "run", model=model)
+
+
+@pytest.mark.parametrize("folder", [".", "checkpoint-2"])
+def test_a_run_does_not_start_from_its_own_model(tmp_path, folder):
+    """An evaluation of it would replace the report of the policy before RL."""
+    model = saved(make_model(), tmp_path / folder)
+    for start in (model, str(tmp_path / folder)):
+        with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got"):
+            make_trainer(tmp_path, model=start)
+    make_trainer(tmp_path / "other", model=model)
 
 
 def test_a_template_with_an_unknown_field_is_named_before_training(tmp_path):

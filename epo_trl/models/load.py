@@ -28,6 +28,7 @@ from trl.trainer.utils import create_model_from_path
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
+from epo_trl.long_runs.checkpoint_files import checkpoints
 from epo_trl.models.adapters import Adapter, drop_base, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.generate import end_ids
@@ -51,8 +52,8 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         template: Name or folder of the prompt template.
     """
     name, adapter = _find(model_args)
-    if not tiny_size(name) and Path(name).resolve() == Path(args.output_dir).resolve():
-        raise InputError(f"output_dir: expected another folder than model_name_or_path, got {args.output_dir} for both")
+    if not tiny_size(name):
+        check_output_dir(args.output_dir, name)
     quantization, trust = build_quantization(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise InputError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
@@ -83,6 +84,22 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         "peft_config": _peft_config(model_args, model, **trust),
         "quantization_config": quantization,
     }
+
+
+def check_output_dir(output_dir: str, model: str) -> None:
+    """Raises `InputError` for a run in the folder of its model, or of the run that saved its model as a checkpoint.
+
+    It would replace the results of that run.
+
+    Args:
+        output_dir: Output folder of the run.
+        model: Folder or Hub id of the model that it starts from; empty for a model made in memory.
+    """
+    folder = Path(output_dir).resolve()
+    if model and Path(model).resolve() in (folder, *checkpoints(folder)):
+        raise InputError(
+            f"output_dir: expected another folder than that of the model, got {output_dir} for the model {model}"
+        )
 
 
 def load_policy(

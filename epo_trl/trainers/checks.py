@@ -105,12 +105,31 @@ def check_reference(args: EPOConfig, methods: Methods, model: Any, peft_config: 
     if not (args.beta or readers) or isinstance(model, str) or peft_config is not None or is_peft_model(model):
         return
     if not model.config.name_or_path:
-        slot = "credit" if args.credit in readers else "entropy_method"
-        field = f"beta: got {args.beta}" if args.beta else f"{slot}: got {readers[0]!r}"
-        raise InputError(
-            f"{field}, which loads the reference model from the policy's path, but this model was created in memory. "
-            "Save the model and pass its path, or use no reference."
-        )
+        raise _no_reference(args, methods, "this model was created in memory")
+
+
+def check_reference_weights(trainer: Any) -> None:
+    """Raises `InputError` if the policy was changed in memory, so that the reference model is another policy.
+
+    They are compared in the reference's precision, unless DeepSpeed or FSDP may have sharded them.
+    """
+    if trainer.ref_model is None or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        return
+    loaded = dict(trainer.accelerator.unwrap_model(trainer.ref_model).named_parameters())
+    for name, weight in trainer.model.named_parameters():
+        if name not in loaded or not torch.equal(weight.to(loaded[name]), loaded[name]):
+            path = trainer.model.config.name_or_path
+            raise _no_reference(trainer.args, trainer.methods, f"the {name} of this model differs from that in {path}")
+
+
+def _no_reference(args: EPOConfig, methods: Methods, why: str) -> InputError:
+    readers = methods.readers_of_reference
+    slot = "credit" if args.credit in readers else "entropy_method"
+    field = f"beta: got {args.beta}" if args.beta else f"{slot}: got {readers[0]!r}"
+    return InputError(
+        f"{field}, which loads the reference model from the policy's path, but {why}. Save the model and pass its "
+        "path, or use no reference."
+    )
 
 
 def warn_loss_scale(args: EPOConfig) -> None:

@@ -17,7 +17,7 @@ from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context, sampled_tasks
 from epo_trl.methods import Methods
-from epo_trl.models.load import load_tokenizer
+from epo_trl.models.load import check_output_dir, load_tokenizer
 from epo_trl.models.names import tiny_size
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.trainers.checks import (
@@ -26,6 +26,7 @@ from epo_trl.trainers.checks import (
     check_best_metric,
     check_half_precision,
     check_reference,
+    check_reference_weights,
     check_reward_funcs,
     check_sampling,
     check_test_tasks,
@@ -122,6 +123,8 @@ def set_up(
         ValueError: If a setting is invalid, would be overridden or leaves nothing to train on. The message names it.
     """
     check_arguments(kwargs)
+    path = model if isinstance(model, str) else model.config.name_or_path
+    check_output_dir(args.output_dir, path)
     if train_dataset is None:
         train_dataset = Dataset.from_dict({"prompt": list(suite.task_ids("train"))})
     check_train_tasks(args, train_dataset, suite.name)
@@ -137,7 +140,6 @@ def set_up(
             f"ModelConfig({model!r}), ...) create it, with a tokenizer of the suite's words."
         )
     if tokenizer is None:
-        path = model if isinstance(model, str) else model.config.name_or_path
         if not path:
             raise InputError("processing_class: expected a tokenizer for a model that was created in memory, got none")
         tokenizer = load_tokenizer(path)
@@ -159,16 +161,16 @@ def set_up(
 
 @contextmanager
 def keeping_reference(trainer: Any, args: Any) -> Iterator[None]:
-    """Makes TRL's `__init__` create its reference model for the methods, even without a KL term.
+    """Makes TRL's `__init__` create its reference model for the methods, even without a KL term, and checks it.
 
     TRL creates one, or a copy of a loaded adapter, only if `beta` is not 0 at that point.
     """
-    if args.beta or not trainer.methods.readers_of_reference:
-        yield
-        return
-    args.beta = 1.0
+    beta = args.beta
+    if trainer.methods.readers_of_reference:
+        args.beta = beta or 1.0
     try:
         yield
-        trainer.beta = 0.0
     finally:
-        args.beta = 0.0
+        args.beta = beta
+    trainer.beta = beta
+    check_reference_weights(trainer)
