@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from accelerate.commands import launch
@@ -44,6 +45,14 @@ def test_a_model_says_which_attention_it_has():
     for attention in ("sdpa", "eager"):
         model.set_attn_implementation(attention)
         expect("_attn_implementation", attention, lambda: get_attention(model))
+
+
+def test_a_model_can_leave_weights_out_when_it_is_saved(tmp_path):
+    model = build_model(build_tokenizer(["a"]), hidden_size=8, layers=1, heads=1)
+    model._keys_to_ignore_on_save = {"model.norm.weight"}
+    model.save_pretrained(tmp_path)
+    saved = safetensors.torch.load_file(tmp_path / "model.safetensors").keys()
+    expect("_keys_to_ignore_on_save", {"model.norm.weight"}, lambda: dict(model.named_parameters()).keys() - saved)
 
 
 def test_a_model_says_whether_it_has_states_of_its_own():

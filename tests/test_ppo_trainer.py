@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Credit
 from epo_trl.models import build_model, build_tokenizer
-from epo_trl.models.critic import Critic, attach_critic, critic_aside
+from epo_trl.models.critic import Critic, attach_critic, critic_aside, detach_critic
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
 from epo_trl.trainers.batches import layout_in
@@ -546,6 +546,31 @@ def test_the_saved_policy_loads_alone_and_has_no_critic(tmp_path, kind):
         own = safetensors.torch.load_file(folder / CRITIC_FILE)
         assert_bit_equal(own, {name.partition("critic.")[2]: value for name, value in critic.items()})
         assert (kind == "separate") == any(name.startswith("backbone.") for name in own)
+
+
+@pytest.mark.parametrize("make", [make_trainer, make_ppo])
+def test_the_next_trainer_of_a_model_does_not_inherit_its_critic(tmp_path, make):
+    model = make_model()
+    names = dict(model.named_parameters()).keys()
+    first = make_ppo(tmp_path / "first", model=model).critic
+    model.save_pretrained(tmp_path / "plain")
+    second = make(tmp_path / "second", model=model)
+    second.save_model()
+    for folder in ("plain", "second"):
+        assert safetensors.torch.load_file(tmp_path / folder / "model.safetensors").keys() == names
+    critics = [module for module in model.modules() if isinstance(module, Critic)]
+    assert critics == [second.critic] and second.critic is not first if make is make_ppo else critics == []
+
+
+def test_without_its_critic_a_model_is_what_it_was():
+    model = make_model()
+    forward, names = model.forward, [name for name, _ in model.named_modules()]
+    for _ in range(2):
+        attach_critic(model, Critic(32))
+        assert model.forward != forward
+        detach_critic(model)
+        assert model.forward == forward and [name for name, _ in model.named_modules()] == names
+        detach_critic(model)
 
 
 def test_a_saved_adapter_has_no_critic_and_an_adapted_critic_saves_what_it_trains(tmp_path):

@@ -116,6 +116,7 @@ def attach_critic(model: Any, critic: Critic) -> None:
     `model(..., fused_lm_head=True, with_values=True)` returns a [`ScoredOutput`] and
     `model(input_ids=..., values_only=True)` a [`ValueOutput`]; without either, `forward` is unchanged. Call this after
     TRL has installed its fused head and PEFT has wrapped the model: the policy's adapter must not cover the critic.
+    The model's `save_pretrained` leaves the critic out.
     """
     model = causal_lm(model)
     original = model.forward
@@ -138,8 +139,18 @@ def attach_critic(model: Any, critic: Critic) -> None:
             hook.remove()
         return ScoredOutput(**output, state_values=self.critic(seen[0], **read)[:, :-1])
 
-    model.forward = types.MethodType(forward, model)
+    model.forward, model.policy_forward = types.MethodType(forward, model), original
     model.critic = critic
+    critics = {f"critic.{name}" for name in critic.state_dict()}
+    model._keys_to_ignore_on_save = critics.union(model._keys_to_ignore_on_save or ())
+
+
+def detach_critic(model: Any) -> None:
+    """Removes the critic that an earlier trainer has attached to the model, if there is one."""
+    model = causal_lm(model)
+    if isinstance(getattr(model, "critic", None), Critic):
+        del model.critic
+        model.forward = vars(model).pop("policy_forward")
 
 
 @contextmanager

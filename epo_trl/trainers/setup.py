@@ -17,6 +17,7 @@ from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context, sampled_tasks
 from epo_trl.methods import Methods
+from epo_trl.models.critic import detach_critic
 from epo_trl.models.load import check_output_dir, load_tokenizer
 from epo_trl.models.names import tiny_size
 from epo_trl.rollout import ContextBuilder, RolloutSettings
@@ -125,6 +126,8 @@ def set_up(
     check_arguments(kwargs)
     path = model if isinstance(model, str) else model.config.name_or_path
     check_output_dir(args.output_dir, path)
+    if not isinstance(model, str):
+        detach_critic(model)
     if train_dataset is None:
         train_dataset = Dataset.from_dict({"prompt": list(suite.task_ids("train"))})
     check_train_tasks(args, train_dataset, suite.name)
