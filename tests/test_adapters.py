@@ -3,18 +3,20 @@
 import json
 import re
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import Dataset
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from trainer_kit import make_config, make_model, toy_tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, SFTConfig
 
-from epo_trl.cli import main
+from epo_trl.cli import imitation, main
 from epo_trl.cli.program import explain
 from epo_trl.cli.training import train
 from epo_trl.envs.toy import ToySuite
@@ -400,6 +402,39 @@ def test_precision_and_attention_are_those_that_were_asked_for(adapter, tmp_path
         assert (
             model.config._attn_implementation == "eager" and model.get_input_embeddings().weight.dtype == torch.bfloat16
         )
+
+
+@pytest.mark.parametrize("program", ["train", "imitate"])
+def test_a_second_call_with_the_same_configuration_loads_what_it_is_asked_to(adapter, tmp_path, monkeypatch, program):
+    loaded = []
+
+    class Trainer:
+        preempted, close_envs = False, print
+        model = SimpleNamespace(config=AutoConfig.from_pretrained(adapter.folder / "base"))
+
+        def __init__(self, *_, args, **__):
+            self.args = args
+
+        def train_to_end(self):
+            loaded.append({**self.args.model_init_kwargs})
+
+    monkeypatch.setattr(imitation, "ImitationTrainer", Trainer)
+    monkeypatch.setattr(imitation, "demonstrations", lambda *_: Dataset.from_dict({"input_ids": [[5]]}))
+    given = {"use_cache": False}
+    if program == "train":
+        args = make_config(tmp_path, model_init_kwargs=given)
+        start = partial(train, ToySuite(), args, trainer_class=Trainer)
+    else:
+        args = imitation.ImitationConfig(str(tmp_path), use_cpu=True, report_to=[], model_init_kwargs=given)
+        start = partial(imitation.imitate, ToySuite(), imitation.DemonstrationArguments(), args)
+    base = f"{adapter.path}/base"
+    start(model_args=ModelConfig(base, dtype="bfloat16", attn_implementation="eager"))
+    start(model_args=ModelConfig(base, dtype="float32"))
+    assert [(one["dtype"], one["attn_implementation"], one["use_cache"]) for one in loaded] == [
+        (torch.bfloat16, "eager", False),
+        (torch.float32, None, False),
+    ]
+    assert args.model_init_kwargs == given
 
 
 def test_four_bits_reach_every_loader(adapter, tmp_path, monkeypatch):

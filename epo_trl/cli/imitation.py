@@ -27,7 +27,7 @@ from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.run_settings import LongRunArguments, check_training_arguments, uses_fsdp
 from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
-from epo_trl.models.load import end_ids_of, sequence_limit
+from epo_trl.models.load import end_ids_of, keeping_init_kwargs, sequence_limit
 from epo_trl.models.muon import make_muon
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 from epo_trl.rollout.spec import EpisodeArguments, PromptArguments, ResponseArguments
@@ -277,7 +277,7 @@ def imitate(
         ValueError: If `output_dir` holds a run with other settings, or there is no demonstration.
     """
     check_upload(args)
-    with run_lock(args):
+    with run_lock(args), keeping_init_kwargs(args):
         policy = policy_for_training(model_args, args, suite, shown.template_for(suite))
         tokenizer = policy["processing_class"]
         ends = end_ids_of(model_args, tokenizer, args.trust_remote_code)

@@ -86,6 +86,16 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
     }
 
 
+@contextmanager
+def keeping_init_kwargs(args: Any) -> Iterator[None]:
+    """Restores the `model_init_kwargs` that `policy_for_training` completes, so that `args` can load another model."""
+    given = args.model_init_kwargs
+    try:
+        yield
+    finally:
+        args.model_init_kwargs = given
+
+
 def check_output_dir(output_dir: str, model: str) -> None:
     """Raises `InputError` for a run in the folder of its model, or of the run that saved its model as a checkpoint.
 
