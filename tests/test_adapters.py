@@ -255,6 +255,17 @@ def test_the_memory_of_an_adapter_is_that_of_its_base(adapter, capsys):
     assert capsys.readouterr().out.splitlines()[1:] == shown.splitlines()[1:]
 
 
+def test_an_adapter_that_is_trained_on_takes_the_memory_of_its_own_rank(adapter, capsys):
+    def bytes_of(model, *options):
+        words = ["--config", "trap/tiny_cpu", "--gpus", "1", "--json", "--model_name_or_path", str(model), *options]
+        assert main(["memory", *words]) == 0
+        return json.loads(capsys.readouterr().out)["bytes"]
+
+    new = [bytes_of(adapter.folder / "base", "--use_peft", "--lora_r", rank) for rank in ("4", "16")]
+    assert new[0] != new[1] and bytes_of(adapter.path, "--use_peft") == new[0]
+    assert bytes_of(adapter.path) == bytes_of(adapter.folder / "base")
+
+
 def test_a_base_that_is_gone_is_named(adapter, tmp_path):
     shutil.copy(adapter.folder / "adapter_config.json", tmp_path)
     settings = json.loads((tmp_path / "adapter_config.json").read_text())

@@ -260,7 +260,7 @@ def test_the_critic_of_a_config_can_be_replaced(command):
     ("words", "message"),
     [
         (["--json"], "--json: expected only with --config, got True"),
-        (["--config", "trap/tiny_cpu", "--critic"], "--critic: "),
+        (["--config", "trap/tiny_cpu", "--critic"], "--critic: expected a config of algorithm 'ppo', got 'grpo'"),
         (["--config", "trap/tiny_cpu", "--no-reference"], "--no-reference: expected only without --config"),
         (["--config", "trap/tiny_cpu"], "model_name_or_path: got 'runs/trap/sft', which cannot be read"),
         (

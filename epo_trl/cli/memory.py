@@ -42,7 +42,7 @@ def _estimate(args: argparse.Namespace) -> None:
     if args.model is None:
         say(format_memory_table(args.gpus, args.gpu_gb, **settings))
         return
-    shape = _shape(args.model)
+    shape, _ = _shape(args.model)
     say("\n\n".join(format_memory(shape, Run(gpus=count, **settings), args.gpu_gb) for count in args.gpus))
 
 
@@ -57,8 +57,11 @@ def _estimate_config(args: argparse.Namespace, options: Sequence[str]) -> None:
 
     critic = [f"--critic={args.critic}"] if args.critic else []
     line = read_command_line(["--config", args.config, *options, *critic])
+    if critic and line.algorithm != "ppo":
+        raise InputError(f"--critic: expected a config of algorithm 'ppo', got {line.algorithm!r}; add --algorithm ppo")
     settings = read_settings(line, AlgorithmArguments, StartArguments, ALGORITHMS[line.algorithm][0], ModelConfig)
-    shape = _shape(str(settings["model_name_or_path"]))
+    shape, adapter = _shape(str(settings["model_name_or_path"]))
+    settings |= {"lora_r": adapter.get("r", settings["lora_r"])}  # an adapter is trained on as it is
     given = {name: getattr(args, name) for name in ("zero_stage", "offload", "prompt_tokens", "response_tokens")}
     for gpus in args.gpus:
         run, tokens = read_run(settings, gpus=gpus, gpu_gb=args.gpu_gb, **given)
@@ -70,13 +73,13 @@ def _estimate_config(args: argparse.Namespace, options: Sequence[str]) -> None:
             say(f"{format_memory(shape, run, args.gpu_gb)}\n{tokens}\n")
 
 
-def _shape(model: str) -> Any:
-    """Returns the sizes of a preset, a checkpoint, or the base model of an adapter."""
+def _shape(model: str) -> tuple[Any, dict[str, Any]]:
+    """Returns the sizes of a preset, a checkpoint, or the base model of an adapter, and the adapter's settings."""
     from epo_trl.memory.sizes import PRESETS, find_preset, shape_of
 
     shape = PRESETS.get(model) or find_preset(model)
     if shape is not None:
-        return shape
+        return shape, {}
     from transformers import AutoConfig
 
     from epo_trl.models.adapters import Adapter
@@ -87,12 +90,12 @@ def _shape(model: str) -> Any:
     check_model_name(model)
     adapter = Adapter.find(model)
     if adapter is not None:
-        return _shape(adapter.base)
+        return _shape(adapter.base)[0], adapter.settings
     try:
         config = AutoConfig.from_pretrained(model)
     except ValueError as error:
         raise InputError(f"model: expected one that transformers can load, got {model!r}: {error}") from error
-    return shape_of(model, config.get_text_config().to_dict())
+    return shape_of(model, config.get_text_config().to_dict()), {}
 
 
 def _positive(text: str) -> float:
