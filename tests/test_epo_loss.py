@@ -28,6 +28,7 @@ from trainer_kit import (
     make_model,
     make_trainer,
     one_batch,
+    saved,
     toy_tokenizer,
     with_episodes,
 )
@@ -195,10 +196,9 @@ def test_clipped_ratios_credit_per_turn_temperature_and_kl(tmp_path, monkeypatch
     compute_in_float64(monkeypatch)
     episodes, rng = make_episodes(1), random.Random(0)
     other = make_model(seed=5)
-    other.save_pretrained(tmp_path / "reference")
-    model, plain_model, kl_model = (make_model().double() for _ in range(3))
+    plain_model, kl_model = (make_model().double() for _ in range(2))
     kl_model.load_state_dict(other.state_dict())
-    model.config._name_or_path = str(tmp_path / "reference")
+    model = saved(make_model().double(), tmp_path / "start")
     per_turn = [[a * (1 + t) for t in range(4)] for a in group_advantages(episodes)]
     with torch.no_grad():
         old = [
@@ -211,6 +211,7 @@ def test_clipped_ratios_credit_per_turn_temperature_and_kl(tmp_path, monkeypatch
     trainer = trainer_with(
         tmp_path, episodes, model=model, micro_batches=4, context=context, temperature=0.8, beta=0.05
     )
+    trainer.ref_model.load_state_dict(other.state_dict())
     flat_old, flat_advantage = torch.zeros(ROWS, 40, dtype=F64), torch.zeros(ROWS, 40, dtype=F64)
     for j, episode in enumerate(episodes):
         row = episode_to_row(episode, 0)

@@ -52,10 +52,9 @@ def test_rewards_and_lengths_by_hand(tmp_path):
 
 
 def test_entropy_and_divergence_are_those_of_plain_forwards(tmp_path):
-    reference = saved(make_model(seed=5), tmp_path / "reference")
-    model = make_model()
-    model.config._name_or_path = str(tmp_path / "reference")
+    reference, model = make_model(seed=5), saved(make_model(), tmp_path / "start")
     trainer = with_episodes(make_trainer(tmp_path, model=model, temperature=TEMPERATURE, beta=0.05, epo_lambda=0.0))
+    trainer.ref_model.load_state_dict(reference.state_dict())
     catch_step(trainer)
     with torch.no_grad():
         own, theirs = (plain_tokens(one, "windowed") for one in (make_model(), reference))
