@@ -69,19 +69,25 @@ def table(found: dict[str, list[dict[str, Any]]]) -> str:
     base = {name: median(map(seconds, runs)) for name, runs in found.items()}
     common = min(run["steps"][-1]["episodes"] for name, runs in found.items() if name != ALONE for run in runs)
     half = common // 2
-    head = ["system", "CPU s per RL step", "RL steps", f"won, episodes {half + 1} to {common}", "test games won"]
+    head = ["system", "CPU s per RL step", "RL steps", f"won, episodes {half + 1} to {common}"]
+    head += ["last 10 RL steps", "test games"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, runs in found.items():
         is_pair = name == "ours_grpo" and "trl_grpo" in base
         faster = f", {base['trl_grpo'] / base[name]:.1f}x as fast" if is_pair else ""
-        ends = [run["tests"][-1] for run in runs if run["tests"]]
-        last = [test["won"] / test["games"] for test in ends]
+        won: list[list[float]] = []
+        if name != ALONE:
+            tests = [run["tests"][-1] for run in runs]
+            won = [
+                [success(run, half, common) for run in runs],
+                [mean(step["success"] for step in run["steps"][-10:]) for run in runs],
+                [test["won"] / test["games"] for test in tests],
+            ]
         cells = [
             SYSTEMS[name],
             spread([seconds(run) for run in runs], ".2f") + faster,
             spread([len(run["steps"]) for run in runs], ".0f"),
-            spread([success(run, half, common) for run in runs], ".0%") if name != ALONE else "",
-            spread(last, ".0%") if name != ALONE else "",
+            *([spread(values, ".0%") for values in won] or ["", "", ""]),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
