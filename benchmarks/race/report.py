@@ -22,9 +22,10 @@ ALONE = "agilerl_ppo"  # in seconds only
 
 
 def collect(folder: Path, results: Path) -> None:
-    """Writes one file per run: its RL steps and the tests of its checkpoints."""
+    """Writes one file per finished run: its RL steps and the tests of its checkpoints."""
     results.mkdir(parents=True, exist_ok=True)
-    for run in sorted(folder.glob("*/steps.jsonl")):
+    finished = {checkpoint.parent for checkpoint in folder.glob("*/at-*")}
+    for run in sorted(each / "steps.jsonl" for each in finished):
         steps = [json.loads(line) for line in run.read_text(encoding="utf-8").splitlines()]
         tests = []
         for test in sorted(run.parent.glob("at-*/test.json")):
