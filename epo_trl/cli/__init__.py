@@ -71,7 +71,7 @@ def _run(given: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (EpoTrlError, OSError) as error:
-        if TRACEBACK in options:
+        if TRACEBACK in options or getattr(error, "keeps_traceback", False):
             raise
         return fail(error)
 

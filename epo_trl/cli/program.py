@@ -31,7 +31,6 @@ from epo_trl.cli.command_line import (
     read_command_line,
     recipe_file,
 )
-from epo_trl.envs.checker.results import EnvCheckError
 from epo_trl.envs.registry import ENVIRONMENTS
 from epo_trl.errors import EpoTrlError, InputError, one_line
 
@@ -282,16 +281,10 @@ def _run(main: Main, argv: Sequence[str], program: Program, with_traceback: bool
         message = str(error) if isinstance(error, EpoTrlError) else explain(error)
         if not message and isinstance(error, RuntimeError) and "out of memory" in str(error):
             error.add_note(LESS_MEMORY)
-        if with_traceback or not message or _is_of_a_game(error):
+        if with_traceback or not message or getattr(error, "keeps_traceback", False):
             raise
         return one_line(message)
     return ""
-
-
-def _is_of_a_game(error: Exception) -> bool:
-    """Whether a check of an environment has failed by an exception of the environment's own code."""
-    cause = error.__cause__
-    return isinstance(error, EnvCheckError) and cause is not None and not isinstance(cause, EpoTrlError)
 
 
 def explain(error: Exception) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.errors import EpoTrlError
 
 _REQUIRED: dict[str, type] = {"won": bool, "task": str, "task_type": str}
 Step = tuple[str, float, bool, bool, Info]
@@ -15,6 +16,11 @@ Step = tuple[str, float, bool, bool, Info]
 
 class EnvCheckError(EnvError):
     """An environment violates the contract."""
+
+    @property
+    def keeps_traceback(self) -> bool:
+        """Whether an exception of the environment's own code is the reason."""
+        return self.__cause__ is not None and not isinstance(self.__cause__, EpoTrlError)
 
 
 def failure(wrong: str, fix: str) -> EnvCheckError:
