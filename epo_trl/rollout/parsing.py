@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from epo_trl.envs.border import admissible_spelling, squeeze
+from epo_trl.envs.border import find_action, squeeze
 
 MAX_PASSED_CHARS = 200  # maximum length of an unparsable response or inadmissible action that the environment gets
 
@@ -105,16 +105,12 @@ def parse_response(
     if len(actions) != 1:
         error = "no <action> block" if not actions else f"{len(actions)} <action> blocks"
         return ParsedResponse(squeeze(text)[-MAX_PASSED_CHARS:], thought, error)
-    action = squeeze(actions[0].content)
-    if admissible is None:
-        spelling = (actions[0].content.strip() if verbatim else action) or None
-    else:
-        spelling = admissible_spelling(action, admissible)
+    action, is_admissible = find_action(actions[0].content, admissible, verbatim=verbatim)
+    if not is_admissible:
+        action = squeeze(action)[-MAX_PASSED_CHARS:]
     if require_think and not (thoughts and thoughts[0].end <= actions[0].start):
-        return ParsedResponse(spelling or action[-MAX_PASSED_CHARS:], thought, "no <think> block before the action")
-    if spelling is None:
-        return ParsedResponse(action[-MAX_PASSED_CHARS:], thought, "not an admissible action")
-    return ParsedResponse(spelling, thought)
+        return ParsedResponse(action, thought, "no <think> block before the action")
+    return ParsedResponse(action, thought, "" if is_admissible else "not an admissible action")
 
 
 class _Block(NamedTuple):
