@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
-from transformers.integrations import TensorBoardCallback
+from transformers.integrations.integration_utils import TensorBoardCallback, default_logdir
 
 from epo_trl.devices import return_freed_memory
 
@@ -123,10 +121,9 @@ class ShortProgress(ShortPrinter, ProgressCallback):
 
 def log_in_output_dir(trainer: Trainer) -> None:
     """Sets TensorBoard's folder as `train` does, for an evaluation before it: the default is in the current folder."""
-    name = f"{datetime.now():%b%d_%H-%M-%S}_{socket.gethostname()}"
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
-            callback.logging_dir = os.path.join(trainer.args.output_dir, "runs", name)
+            callback.logging_dir = os.path.join(trainer.args.output_dir, default_logdir())
 
 
 def use_short_progress(trainer: Trainer) -> None:
