@@ -135,6 +135,22 @@ def test_its_moves_follow_from_what_it_was_shown():
         assert [other.act(observation, info)[1] for observation, info, _, _ in log] == [turn[-1] for turn in log]
 
 
+@pytest.mark.parametrize("verb", ["clean", "heat", "cool"])
+def test_a_mistake_in_place_of_the_treatment_is_followed_by_the_treatment(verb):
+    suite = GeneratedAlfworld(n_train=1, task_types=[f"pick_{verb}_then_place_in_recep"])
+    env, expert, treated = suite.make_env(), suite.make_expert(), []
+    observation, info = env.reset(options={"task_id": "train/0"})
+    expert.reset(observation, info)
+    for _ in range(50):
+        action = expert.act(observation, info)[1]
+        is_first = action.startswith(f"{verb} ") and not treated
+        treated += [action] if action.startswith(f"{verb} ") else []
+        observation, _, won, _, info = env.step("open the window" if is_first else action)
+        if won:
+            break
+    assert won and len(treated) == 2 and treated[0] == treated[1]
+
+
 def test_things_that_it_cannot_see_do_not_change_its_moves():
     game = generate("train", 0, 0, Filters(room_types=("kitchens",), task_types=("pick_and_place_simple",))).game
     closed = [row[0] for row in pairs(game, "openable")]

@@ -63,6 +63,8 @@ class AlfworldExpert:
         if shown := SHOWN.search(observation):
             self._looked.add(shown[1])
         held = info["holding"]
+        if self._treatment and observation.startswith(f"You {self._treatment.verb} the {held} "):
+            self._treated.add(held)
         if held == EMPTY_HANDS:
             return self._fetch(info)
         if self._is_look:
@@ -142,7 +144,6 @@ class AlfworldExpert:
         going = f"go to {tool}"
         if going in info["admissible_actions"]:
             return thought, going
-        self._treated.add(held)
         return thought, thought
 
     def _bring(self, held: str, info: Info) -> Choice:
