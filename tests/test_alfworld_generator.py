@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import statistics
@@ -16,7 +17,7 @@ from epo_trl.envs.alfworld.rooms import DATA, HELD_OUT_ROOMS, ROOM_TYPES, load_r
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.scripted_plan import scripted_plan
 from epo_trl.envs.alfworld.task_specs import Filters, task_specs, type_order
-from epo_trl.envs.base import EnvError
+from epo_trl.envs.base import EnvError, stratified_sample
 
 SPLITS = ("train", "iid", "ood")
 DIGEST = """
@@ -60,6 +61,14 @@ def test_task_types_come_in_the_shares_of_the_real_games_evenly_spread():
         assert all(abs(order[:length].count(name) - length * order.count(name) / len(order)) < 1 for name in real)
     for split in SPLITS:
         assert [generate(split, index, 0).spec.task_type for index in (0, 1, 24)] == [order[i] for i in (0, 1, 1)]
+
+
+@pytest.mark.parametrize(("tasks", "count"), [(4000, 1000), (4000, 400), (3000, 300)])
+def test_a_part_of_the_tasks_has_the_shares_of_the_whole(tasks, count):
+    for types in itertools.combinations(TASK_TYPES, 2):
+        order = type_order(types)
+        drawn = [order[index % len(order)] for index in stratified_sample(range(tasks), count)]
+        assert drawn.count(types[0]) / count == pytest.approx(order.count(types[0]) / len(order), abs=2 / count**0.5)
 
 
 def test_rooms_hold_about_as_many_things_as_real_ones():

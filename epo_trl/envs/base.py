@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from epo_trl.errors import EpoTrlError
 
 Info = dict[str, Any]
+T = TypeVar("T")
 
 
 class EnvError(EpoTrlError, RuntimeError):
@@ -183,6 +185,19 @@ def split_task_id(task_id: Any, sizes: Mapping[str, int]) -> tuple[str, int]:
     return split, int(number)
 
 
+def stratified_sample(items: Sequence[T], count: int) -> list[T]:
+    """Draws a random item from each of `count` equal parts of a list, in its order; the same in every process.
+
+    Items at equal distances would miss task types of a list in which the types alternate.
+
+    Args:
+        items: The list.
+        count: Number of items to draw, at most the length of the list.
+    """
+    chance, size = random.Random(0), len(items)
+    return [items[chance.randrange(i * size // count, (i + 1) * size // count)] for i in range(count)]
+
+
 class TaskSuite(ABC):
     """Fixed lists of tasks, and the environments that play them.
 
@@ -250,7 +265,7 @@ class TaskSuite(ABC):
         ids = list(dict.fromkeys(self.task_ids(split)))
         if count is None or count >= len(ids):
             return ids
-        return [ids[i * len(ids) // count] for i in range(count)]
+        return stratified_sample(ids, count)
 
     def faults(self) -> Faults:
         """Returns the failure counts of this suite's processes so far; all zero if it has none."""

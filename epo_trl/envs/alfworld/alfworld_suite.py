@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from abc import abstractmethod
@@ -22,7 +23,7 @@ from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.task_specs import Filters, task_specs
 from epo_trl.envs.alfworld.textworld_engine import TextWorldEngine
-from epo_trl.envs.base import EnvError, TaskSuite, split_task_id
+from epo_trl.envs.base import EnvError, TaskSuite, split_task_id, stratified_sample
 
 _CACHED_GAMES = 1024
 Engine = Annotated[str, OneOf(ENGINES)]
@@ -75,10 +76,11 @@ class _AlfworldSuite(TaskSuite):
 
     @cached_property
     def _odds(self) -> dict[tuple[str, str], float]:
-        """Mean number of objects of a kind on a receptacle of a kind, over every fourth training game."""
+        """Mean number of objects of a kind on a receptacle of a kind, over a quarter of the training games."""
         places: Counter[str] = Counter()
         things: Counter[tuple[str, str]] = Counter()
-        for task_id in self.task_ids("train")[::_EVERY]:
+        ids = self.task_ids("train")
+        for task_id in stratified_sample(ids, math.ceil(len(ids) / _EVERY)):
             scene = self._scene(task_id)
             places.update(map(parse_kind, scene.receptacles))
             for place, content in scene.start.contents.items():
