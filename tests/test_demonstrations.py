@@ -17,7 +17,7 @@ from epo_trl.envs.toy import ToyExpert, ToySuite
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate
-from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
+from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, play_expert
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.templates import TemplateError
 from epo_trl.types import StopReason
@@ -154,6 +154,16 @@ def test_mistakes_are_played_and_not_taught(tokenizers):
                 assert "nothing happens" in prompt and "<unk>" not in prompt
                 assert f"{played[i - 1][0]} ;" in prompt  # the history shows what was done
     assert after == len(mistakes)
+
+
+def test_mistakes_do_not_follow_the_random_choices_of_an_expert_with_the_same_seed():
+    suite, erred = ToySuite(), {True: [], False: []}
+    env = suite.make_env()
+    for seed in range(400):
+        start = env.reset(options={"task_id": f"train/{seed % 200}"})
+        turns, _, _ = play_expert(suite, env, start, seed, 2, 0.3)
+        erred[random.Random(seed).random() < 0.3].append(turns[1].played != turns[1].action)
+    assert all(0.2 < sum(mistakes) / len(mistakes) < 0.4 for mistakes in erred.values())
 
 
 def test_mistakes_need_a_list_of_the_actions(tokenizers):

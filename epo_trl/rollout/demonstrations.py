@@ -125,7 +125,7 @@ def play_expert(
     expert.reset(observation, info)
     turns: list[ExpertTurn] = []
     history: list[PastTurn] = []
-    chance = random.Random(seed)
+    chance = random.Random(f"mistakes {seed}")
     known: set[str] = set()
     for _ in range(max_turns):
         thought, action = expert.act(observation, info)
