@@ -18,6 +18,7 @@ from epo_trl.envs.base import Faults
 from epo_trl.envs.pool import PooledSuite, PoolSettings, WorkerLost
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.toy import ToySuite
+from epo_trl.envs.trap import HATCH, TrapSuite, go_through
 from epo_trl.rollout import RolloutSettings, play_episodes
 from epo_trl.types import StopReason
 
@@ -182,6 +183,18 @@ def test_long_answers_that_nobody_reads_yet_stop_nothing(pool):
 
 
 # --- Resets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_game_in_a_worker_is_reseeded():
+    env = PooledSuite(TrapSuite()).make_env()
+
+    def luck():
+        env.reseed(3)
+        return [start(env) and env.step(go_through(HATCH))[4]["won"] for _ in range(20)]
+
+    first = luck()
+    assert luck() == first and 0 < sum(first) < 20
+    env.close()
 
 
 @pytest.mark.slow

@@ -4,9 +4,12 @@ import itertools
 
 import pytest
 
+from epo_trl.envs.checker.results import checked_reset
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.trap import COLOURS, HATCH, TrapSuite, door_on, go_through, optimal_value
 from epo_trl.errors import EpoTrlError
+from epo_trl.rollout.demonstrations import play_expert
+from epo_trl.rollout.few_shot import FewShotArguments
 
 
 class TestTrap(EnvContract):
@@ -83,6 +86,17 @@ def test_the_habit_plays_what_the_warm_start_is_to_learn():
     for room, actions in taken.items():
         share = actions.count(go_through(HATCH)) / len(actions)
         assert share == pytest.approx(liked / (liked + 4) if room == 1 else 0.2, abs=0.06)  # standard error 1.6 points
+
+
+def test_an_expert_episode_is_the_same_in_every_environment():
+    suite = TrapSuite(liking=3.0)
+    tasks = [(task_id, seed) for seed, task_id in enumerate(suite.demonstration_tasks("train", 12, 90))]
+    first, second = (
+        [play_expert(suite, env, checked_reset(env, *task), task[1], 12)[1] for task in tasks]
+        for env in (suite.make_env(), suite.make_env())
+    )
+    assert first == second and 0 < sum(first) < len(first)
+    assert FewShotArguments(few_shot=9).few_shot_of(suite) == FewShotArguments(few_shot=9).few_shot_of(suite)
 
 
 @pytest.mark.parametrize(

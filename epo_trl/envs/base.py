@@ -90,7 +90,8 @@ class TextEnv(ABC):
     def reseed(self, seed: int) -> None:  # noqa: B027 - most games have none
         """Seeds the random numbers that do not follow from task and seed of a reset. By default there are none.
 
-        An audit of credits calls it before each episode, so that its rounds are independent and can be resumed.
+        Called before the first step of an expert's episode, which then does not depend on earlier ones, and before each
+        episode of an audit of credits, so that its rounds are independent and can be resumed.
         """
 
     # Sending to all environments before waiting for any lets those that run elsewhere, `AsyncTextEnv`, work in

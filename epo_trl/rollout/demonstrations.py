@@ -121,6 +121,7 @@ def play_expert(
         Its turns, whether it won, and whether the game ended.
     """
     observation, info = start
+    env.reseed(seed)
     expert = suite.make_expert(seed)
     expert.reset(observation, info)
     turns: list[ExpertTurn] = []

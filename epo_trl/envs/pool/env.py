@@ -64,6 +64,15 @@ class PooledEnv(AsyncTextEnv):
         """
         return self._wait()
 
+    def reseed(self, seed: int) -> None:
+        """Seeds the random numbers of the environment in its process.
+
+        Raises:
+            WorkerLost: If the process died or hung.
+        """
+        self._process = self._process or self._worker.process()
+        self._process.wait(self._process.ask(self._seat, "reseed", (seed,), self._settings.step_seconds))
+
     def has_answer(self) -> bool:
         """Whether the process has answered the last request, died, or exceeded its time limit."""
         return self._number is None or self._process is None or self._process.has_answer(self._number)

@@ -32,7 +32,7 @@ class Games:
         self._envs: dict[int, TextEnv] = {}
 
     def answer(self, seat: int, what: str, arguments: tuple[Any, ...]) -> Any:
-        """Runs `"reset"`, `"step"` or `"close"` on the seat's environment and returns the result."""
+        """Runs `"reset"`, `"step"`, `"reseed"` or `"close"` on the seat's environment and returns the result."""
         if what == "close":
             return self._envs.pop(seat).close() if seat in self._envs else None
         if seat not in self._envs:
@@ -40,7 +40,7 @@ class Games:
         if what == "reset":
             seed, options = arguments
             return self._envs[seat].reset(seed=seed, options=options)
-        return self._envs[seat].step(*arguments)
+        return getattr(self._envs[seat], what)(*arguments)
 
 
 def main() -> None:
