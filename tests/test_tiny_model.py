@@ -52,6 +52,12 @@ def test_an_unseen_number_falls_apart_into_known_words(tokenizer):
     assert tokens_of(tokenizer, "drawer 5 drawer 12 drawer 44") == ["drawer", "5", "drawer", "12", "drawer", "<unk>"]
 
 
+def test_a_word_before_0_alone_is_no_entity():
+    tokenizer = build_tokenizer(["level 0 is here", "level up now"])
+    assert tokens_of(tokenizer, "level 0 level up") == ["level", "0", "level", "up"]
+    assert tokenizer.decode(tokenizer("level up now")["input_ids"]) == "level up now"
+
+
 def test_a_large_number_is_no_entity():
     tokenizer = build_tokenizer(["in the year 2024 at desk 2"])
     assert tokens_of(tokenizer, "the year 2024 at desk 1") == ["the", "year", "2024", "at", "desk 1"]

@@ -52,11 +52,11 @@ def _splitter(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _largest_numbers(texts: Iterable[str]) -> dict[str, int]:
-    """Returns `{entity class: largest number}` for every word directly before a number below 100."""
+    """Returns `{entity class: largest number}` for every word directly before a number from 1 to 99."""
     find = _splitter(rf"{_WORD} [0-9]{{1,2}}(?![0-9])|{_PLAIN}")
     largest: dict[str, int] = {}
     for piece in {piece for text in texts for piece, _ in find.pre_tokenize_str(text)}:
-        if piece[0].isalpha() and (match := _ENTITY.fullmatch(piece)):
+        if piece[0].isalpha() and (match := _ENTITY.fullmatch(piece)) and int(match[2]):
             largest[match[1]] = max(largest.get(match[1], 0), int(match[2]))
     return largest
 
@@ -83,7 +83,7 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
     Args:
         texts: All texts of prompts and responses: templates, observations, actions, thoughts. Each word directly before
-            a number below 100 is an entity, also "step 3".
+            a number from 1 to 99 is an entity, also "step 3".
     """
     texts = [text.lower() for text in texts]
     largest = _largest_numbers(texts)
