@@ -56,7 +56,7 @@ def test_an_answer_ends_with_the_end_of_turn(tokenizers):
             {"max_prompt_length": 3},
             "episodes: expected at least one demonstration, got none from 4 .* no prompt fits into max_prompt_len",
         ),
-        ({"demonstrated_types": ["cook"]}, r"none is of demonstrated_types \(\['cook'\]\)"),
+        ({"demonstrated_types": ["cook"]}, r"demonstrated_types: expected .*, got \['cook'\]"),
     ],
 )
 def test_where_nothing_is_shown_the_fields_are_named(tokenizers, changes, says):
@@ -185,21 +185,15 @@ def test_the_vocabulary_has_the_expert_s_actions_where_none_are_listed():
     assert {"go", "I see start", "no such action", "done"} <= set(texts)
 
 
-def test_tasks_of_other_types_are_left_out(tokenizers):
-    """They cost a reset and are reported as without an episode."""
-    suite, won = LineSuite(*[[WIN]] * 4), []
-
-    reset = suite.env.reset
-
-    def reset_to_a_type(*, seed=None, options=None):
-        observation, about = reset(seed=seed, options=options)
-        return observation, {**about, "task_type": "wanted" if seed % 2 else "other"}
-
-    suite.env.reset = reset_to_a_type
-    tasks = [("a", i) for i in range(4)]
-    context = context_of(tokenizers["alfworld"])
-    episodes = list(expert_episodes(suite, tasks, context, max_turns=2, task_types=["wanted"], on_episode=won.append))
-    assert len(episodes) == 2 and won == [False, True, False, True]
+def test_all_episodes_are_of_the_demonstrated_types(tokenizers):
+    tokenizer = tokenizers["compact"]
+    settings = {"prompt_template": "compact", "context": "concatenated", "max_turns": 7, "episodes": 30}
+    shown = DemonstrationArguments(**settings, demonstrated_types=["visible"])
+    rows = rows_of(ToySuite(), tokenizer, shown, 0)
+    assert len(rows) == 30 and len({tuple(ids) for ids in rows["input_ids"]}) > 25  # few tasks have the same texts
+    assert {labels.count(tokenizer.eos_token_id) for labels in rows["labels"]} == {2}  # a hidden one has more turns
+    with pytest.raises(ValueError, match=r"demonstrated_types: expected .*hidden, visible.*, got \['cook'\]"):
+        rows_of(ToySuite(), tokenizer, DemonstrationArguments(**settings, demonstrated_types=["visible", "cook"]), 0)
 
 
 @pytest.mark.parametrize(("keep_lost", "lengths"), [(False, [2, 1]), (True, [2, 2, 1])])

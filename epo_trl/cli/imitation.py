@@ -29,7 +29,7 @@ from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import end_ids_of, keeping_init_kwargs, sequence_limit
 from epo_trl.models.muon import make_muon
-from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
+from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, tasks_of_types
 from epo_trl.rollout.spec import EpisodeArguments, PromptArguments, ResponseArguments
 from epo_trl.trainers.config import settle_defaults
 from epo_trl.trainers.model_card import CardFacts, OwnModelCard
@@ -74,11 +74,14 @@ def demonstrations(
     """
     shots = args.few_shot_of(suite)
     context = args.build_context(suite, tokenizer, shots, args.context, args.history_length, end_ids=end_ids)
-    ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
+    types = args.demonstrated_types
+    ids = suite.demonstration_tasks("train", args.max_turns, None if types else args.episodes)
     if not ids:
         raise InputError(
             f"max_turns: expected a larger number, got {args.max_turns}, in which the expert solves no task"
         )
+    if types:
+        ids = tasks_of_types(suite, ids, types, args.episodes)
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
     with progress_bar(len(tasks), "expert episodes") as bar:
         episodes = expert_episodes(
@@ -86,7 +89,6 @@ def demonstrations(
             tasks,
             context,
             max_turns=args.max_turns,
-            task_types=args.demonstrated_types,
             mistake_rate=args.mistake_rate,
             keep_lost=args.keep_lost,
             thoughts=args.thoughts,
@@ -96,8 +98,8 @@ def demonstrations(
     if not shown:
         raise InputError(
             f"episodes: expected at least one demonstration, got none from {args.episodes} episodes: the expert solved "
-            f"none within max_turns ({args.max_turns}), none is of demonstrated_types ({args.demonstrated_types}), "
-            f"or no prompt fits into max_prompt_length ({args.max_prompt_length})"
+            f"none within max_turns ({args.max_turns}), or no prompt fits into max_prompt_length "
+            f"({args.max_prompt_length})"
         )
     return training_examples(shown, args.context, args.prompt_label_rate, seed)
 

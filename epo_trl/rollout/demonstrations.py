@@ -63,7 +63,6 @@ def expert_episodes(
     context: ContextBuilder,
     *,
     max_turns: int,
-    task_types: Sequence[str] | None = None,
     mistake_rate: float = 0.0,
     keep_lost: bool = False,
     thoughts: bool = True,
@@ -79,7 +78,6 @@ def expert_episodes(
         tasks: `(task_id, seed)` pairs; the seed also controls the expert's choices.
         context: Builder of the prompts.
         max_turns: Turn budget. Longer episodes are skipped, and lost ones unless `keep_lost` is set.
-        task_types: Task types to play; by default all.
         mistake_rate: Probability of replacing the expert's action by one that was admissible earlier in the episode and
             no longer is. A windowed example keeps the expert's answer as its label. A concatenated example contains
             the mistake but does not learn it. Either way the policy sees the state after a mistake; a policy trained
@@ -95,14 +93,35 @@ def expert_episodes(
         for task_id, seed in tasks:
             observation, info = checked_reset(env, task_id, seed)
             context.template.check(info)
-            if task_types is not None and info["task_type"] not in task_types:
-                on_episode(False)
-                continue
             start = observation, info
             turns, won, ended = play_expert(suite, env, start, seed, max_turns, mistake_rate, thoughts=thoughts)
             on_episode(won)
             if won or (keep_lost and ended):
                 yield _encode(turns, context, ANSWER if thoughts else ACTION)
+
+
+def tasks_of_types(suite: TaskSuite, task_ids: Sequence[str], task_types: Sequence[str], count: int) -> list[str]:
+    """Returns the first `count` tasks of the given types in a random order, which is the same in every process.
+
+    Raises:
+        InputError: If one of the types occurs in none of the tasks tried.
+    """
+    found: list[str] = []
+    known: set[str] = set()
+    with contextlib.closing(suite.make_env()) as env:
+        for task_id in random.Random(0).sample(task_ids, len(task_ids)):
+            task_type = checked_reset(env, task_id, 0)[1]["task_type"]
+            known.add(task_type)
+            found += [task_id] if task_type in task_types else []
+            if len(found) == count:
+                break
+    unknown = [name for name in task_types if name not in known]
+    if unknown:
+        raise InputError(
+            f"demonstrated_types: expected names from {', '.join(sorted(known))}, got {unknown}; if a type is so rare "
+            f"that none of the tasks tried for {count} episodes has it, use more episodes"
+        )
+    return found
 
 
 def play_expert(
