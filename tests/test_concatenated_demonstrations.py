@@ -141,7 +141,8 @@ def test_an_episode_ends_where_the_policy_s_would(limit):
     """The third observation does not fit, and what comes after it would have another context."""
     suite = LineSuite([step(), step("far " * 300), step("near"), WIN])
     context = context_of(byte_tokenizer(), "concatenated", **{limit: 600})
-    [turns] = expert_episodes(suite, [("a", 0)], context, max_turns=4)
+    with pytest.warns(match="max_prompt_length: .* 2 of 4 turns"):
+        [turns] = expert_episodes(suite, [("a", 0)], context, max_turns=4)
     assert len(turns) == 2
 
 

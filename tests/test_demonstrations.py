@@ -214,7 +214,8 @@ def test_lost_episodes_may_be_kept_cut_and_too_long_ones_are_left_out_and_all_ar
 def test_turns_whose_prompt_does_not_fit_are_left_out(tokenizers):
     suite = LineSuite([step("far " * 300), step("near"), WIN])
     context = context_of(tokenizers["alfworld"], max_prompt_tokens=300)
-    [episode] = expert_episodes(suite, [("a", 0)], context, max_turns=3)
+    with pytest.warns(match="max_prompt_length: .* 1 of 3 turns"):
+        [episode] = expert_episodes(suite, [("a", 0)], context, max_turns=3)
     assert len(episode) == 2
 
 

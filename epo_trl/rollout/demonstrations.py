@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -89,6 +90,7 @@ def expert_episodes(
     """
     if not thoughts and context.answer_start:
         raise InputError(f"thoughts: expected True, got False: the chat template begins with {context.answer_start}")
+    played = left_out = 0
     with contextlib.closing(suite.make_env()) as env:
         for task_id, seed in tasks:
             observation, info = checked_reset(env, task_id, seed)
@@ -97,7 +99,15 @@ def expert_episodes(
             turns, won, ended = play_expert(suite, env, start, seed, max_turns, mistake_rate, thoughts=thoughts)
             on_episode(won)
             if won or (keep_lost and ended):
-                yield _encode(turns, context, ANSWER if thoughts else ACTION)
+                encoded = _encode(turns, context, ANSWER if thoughts else ACTION)
+                played, left_out = played + len(turns), left_out + len(turns) - len(encoded)
+                yield encoded
+    if left_out:
+        warnings.warn(
+            f"max_prompt_length: expected a larger number, got {context.max_prompt_tokens}: {left_out} of {played} "
+            "turns are not demonstrated, because their prompt or an earlier one of their episode does not fit",
+            stacklevel=2,
+        )
 
 
 def tasks_of_types(suite: TaskSuite, task_ids: Sequence[str], task_types: Sequence[str], count: int) -> list[str]:
