@@ -148,6 +148,16 @@ def test_a_guessing_expert_focuses_on_anything_in_reach_that_some_task_asks_for(
     assert 110 <= guesses.count("focus on crocodile") <= 190  # half of 30 %
 
 
+def test_a_guessing_expert_guesses_whenever_it_focuses_in_the_given_share_of_the_episodes():
+    expert = GoldExpert(lambda task_id: ("focus on ant",) * 3, guess_rate=0.4, choices=frozenset({"crocodile"}))
+    guesses = []
+    for _ in range(500):
+        expert.reset("start", info())
+        about = {**info(), "objects": ("ant", "crocodile")}
+        guesses.append([expert.act("start", about)[1] for _ in range(3)].count("focus on crocodile"))
+    assert set(guesses) == {0, 3} and 0.34 < guesses.count(3) / 500 < 0.46
+
+
 WALK = ("open door to hall", "go to hall", "go to kitchen")
 
 

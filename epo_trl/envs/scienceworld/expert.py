@@ -77,7 +77,7 @@ class GoldExpert:
     Args:
         path_of: Returns the actions that solve a task id.
         teleport_rate: Probability that the player teleports where the path walks.
-        guess_rate: Probability that the player guesses, if the path focuses on something.
+        guess_rate: Probability that the player guesses in an episode, whenever its path focuses on something.
         choices: Objects to guess from, among those in reach.
         seed: Seed of the random choices.
     """
@@ -101,6 +101,7 @@ class GoldExpert:
             EnvError: If a gold path has to be generated and no JVM can be started.
         """
         self._path = with_teleports(self._path_of(info["task_id"]), self._teleport_rate, self._chance)
+        self._guesses = self._chance.random() < self._guess_rate
         self._next = 0
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
@@ -114,7 +115,7 @@ class GoldExpert:
             return DONE
         action = self._path[self._next]
         self._next += 1
-        if action.startswith(_FOCUS) and self._chance.random() < self._guess_rate:
+        if action.startswith(_FOCUS) and self._guesses:
             in_reach = sorted(self._choices.intersection(info["objects"]))
             action = _FOCUS + self._chance.choice(in_reach) if in_reach else action
         return thought_for(action), action
