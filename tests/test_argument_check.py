@@ -65,10 +65,35 @@ def test_a_warm_start_has_nothing_to_evaluate_on(tmp_path):
         arguments(tmp_path, ImitationConfig, eval_strategy="steps")
 
 
-def test_the_metric_of_the_best_policy_is_one_of_a_test_list(tmp_path):
-    every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    with pytest.raises(ValueError, match="metric_for_best_model: .*such as 'iid/success_rate', got 'loss'"):
-        make_trainer(tmp_path, load_best_model_at_end=True, **every)
+CHOOSING = {**BEST, "save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
+
+
+@pytest.mark.parametrize("metric", [None, "iid/succes_rate", "success_rate", "iid", "all/success_rate", "iid/"])
+def test_the_metric_of_the_best_policy_is_one_of_a_test_list(tmp_path, metric):
+    """transformers' default is the loss."""
+    got = metric or "loss"
+    with pytest.raises(ValueError, match=f"metric_for_best_model: .*such as 'iid/success_rate', got '{got}'"):
+        make_trainer(tmp_path, **{**CHOOSING, "metric_for_best_model": metric})
+
+
+@pytest.mark.parametrize("metric", ["iid/score", "eval_ood/success_rate_boil"])
+def test_a_metric_of_other_environments_is_refused_with_the_names_of_the_metrics(tmp_path, metric):
+    trainer = make_trainer(tmp_path, **{**CHOOSING, "metric_for_best_model": metric})
+    with pytest.raises(ValueError, match=f"metric_for_best_model: .*iid/success_rate, .*ood/turns.*, got '{metric}'"):
+        trainer.evaluate()
+    trainer.args.eval_strategy = "no"
+    assert "eval_iid/success_rate" in trainer.evaluate()
+
+
+@pytest.mark.parametrize(
+    ("metric", "given", "is_greater"),
+    [("iid/success_rate", None, True), ("ood/success_rate_low", None, True), ("iid/score", None, True),
+     *((f"iid/{name}", None, False) for name in ("turns", "invalid_actions", "aborted", "wait_actions")),
+     ("eval_iid/turns", None, False), ("iid/turns", True, True), ("loss", None, False), (None, None, None)],
+)  # fmt: skip
+def test_fewer_turns_and_faults_are_better_unless_a_config_says_otherwise(tmp_path, metric, given, is_greater):
+    args = arguments(tmp_path, EPOConfig, metric_for_best_model=metric, greater_is_better=given)
+    assert args.greater_is_better is is_greater
 
 
 @pytest.mark.parametrize("kind", [EPOConfig, ImitationConfig])

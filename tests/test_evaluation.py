@@ -9,6 +9,7 @@ from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol, register_protocol, wilson_interval
 from epo_trl.evaluation.paired import PairedOutcomes, check_games, compare, read_reports
 from epo_trl.evaluation.protocol import protocol_names
+from epo_trl.evaluation.report import LOWER_IS_BETTER, SCALARS, TypeCount
 from epo_trl.types import Episode, StopReason, Turn
 
 GOOD = {"name": "mine", "max_turns": 3, "history_length": 2, "temperature": 0.4}
@@ -141,6 +142,7 @@ def test_scores_and_waits_equal_what_one_counts_by_hand(report):
     some = EvalReport.from_episodes(episodes, protocol=STRICT30, suite="s", split="iid", seconds=0.0)
     assert (some.mean_score, some.wait_rate) == (10.0, 3 / 5)
     assert (some.scalars()["score"], some.scalars()["wait_actions"]) == (10.0, 0.6)
+    assert set(some.scalars()) - {"success_rate_boil", "success_rate_heat"} == set(SCALARS) > set(LOWER_IS_BETTER)
     assert EvalReport.from_dict(json.loads(json.dumps(some.to_dict()))) == some
     row = next(line for line in format_table([some]).splitlines() if line.split()[:1] == ["iid"])
     assert row.split()[8:10] == ["10.0", "60.0"]

@@ -21,6 +21,10 @@ from epo_trl.types import Episode, StopReason
 
 WAITS = ("wait", "wait1")
 UNKNOWN = ""  # the type of a task whose episode was aborted before it began
+# Names in `EvalReport.scalars`, beside `success_rate_<task type>`; the last two only where there are scores.
+SCALARS = ("success_rate", "success_rate_low", "success_rate_high", "macro_success_rate", "turns", "invalid_actions",
+           "aborted", "seconds", "score", "wait_actions")  # fmt: skip
+LOWER_IS_BETTER = ("turns", "invalid_actions", "aborted", "seconds", "wait_actions")
 _DERIVED = ("episodes", "wins", "success_rate", "success_interval", "macro_success_rate", "mean_turns",
             "invalid_action_rate", "wait_rate", "mean_score")  # fmt: skip
 

@@ -13,6 +13,7 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from epo_trl.errors import InputError
+from epo_trl.evaluation.report import SCALARS, EvalReport
 from epo_trl.long_runs.run_settings import uses_fsdp
 from epo_trl.methods import Methods, Need
 from epo_trl.models.adapters import is_adapted
@@ -72,11 +73,21 @@ def check_test_tasks(lists: Mapping[str, Sequence[str]], suite: str) -> None:
 
 def check_best_metric(metric: str | None, lists: Mapping[str, Sequence[str]]) -> None:
     """Raises `InputError` if `metric_for_best_model` is no metric of a test list; transformers' default is the loss."""
-    if metric is not None and metric.removeprefix("eval_").partition("/")[0] not in lists:
+    if metric is None:
+        return
+    split, _, name = metric.removeprefix("eval_").partition("/")
+    if split not in lists or not (name in SCALARS or name.startswith("success_rate_")):
         raise InputError(
             f"metric_for_best_model: expected a metric of a test list, such as '{next(iter(lists))}/success_rate', got "
             f"{metric!r}"
         )
+
+
+def check_reported(metric: str | None, reports: Sequence[EvalReport]) -> None:
+    """Raises `InputError` if `metric_for_best_model` is not in the reports: scores and task types differ by suite."""
+    names = [f"{report.split}/{name}" for report in reports for name in report.scalars()]
+    if metric is not None and metric.removeprefix("eval_") not in names:
+        raise InputError(f"metric_for_best_model: expected one of {', '.join(names)}, got {metric!r}")
 
 
 def check_tokenizer(tokenizer: Any) -> None:

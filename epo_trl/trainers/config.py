@@ -11,6 +11,7 @@ from trl import GRPOConfig
 
 from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Share, check_bounds, option
 from epo_trl.errors import InputError
+from epo_trl.evaluation.report import LOWER_IS_BETTER
 from epo_trl.long_runs.run_settings import LongRunArguments, check_training_arguments
 from epo_trl.methods import as_names, build_methods
 from epo_trl.objectives.history import GRANULARITIES
@@ -231,6 +232,8 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
                 "task of its lists once."
             )
         self.num_generations_eval = 1
+        if self.greater_is_better is None and (self.metric_for_best_model or "").rpartition("/")[2] in LOWER_IS_BETTER:
+            self.greater_is_better = False
         self._post_init_of_trl()
         check_training_arguments(self)
         build_methods(self, critic=self.has_critic)  # checks them

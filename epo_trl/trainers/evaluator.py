@@ -12,7 +12,7 @@ from epo_trl.long_runs.run_settings import model_digest
 from epo_trl.long_runs.state_file import write_state
 from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
-from epo_trl.trainers.checks import check_test_tasks
+from epo_trl.trainers.checks import check_reported, check_test_tasks
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine
 from epo_trl.trainers.model_card import REPORTS
@@ -83,11 +83,13 @@ class Evaluator:
             step: Number of optimizer steps so far.
 
         Raises:
-            ValueError: If there are no test tasks.
+            ValueError: If there are no test tasks, or the reports lack the metric of the best policy.
         """
         check_test_tasks(self.tasks, self.suite_name)
         reports = [self.report(split, play) for split in self.tasks]
         if self.ranks.index == 0:
             content = {"step": step, "reports": [report.to_dict() for report in reports]}
             write_state(os.path.join(self.args.output_dir, REPORTS, f"step_{step:06d}.json"), content)
+        if self.args.eval_strategy != "no":
+            check_reported(self.args.metric_for_best_model, reports)
         return reports
