@@ -17,14 +17,17 @@ from epo_trl.models import adapters
 from epo_trl.trainers.model_card import CARD, REPORTS, citation, write_card
 
 
-def evaluation(folder, step, wins):
-    """Writes the report of an evaluation of 20 episodes."""
-    report = EvalReport(
+def report_of(wins):
+    """Returns the report of an evaluation of 20 episodes."""
+    return EvalReport(
         protocol=get_protocol("strict30"), suite="toy", split="iid", types={"find": TypeCount(20, wins)}, turns=60,
         invalid_turns=3, stop_reasons={"won": wins}, seconds=1.0,
-    )  # fmt: skip
+    ).to_dict()  # fmt: skip
+
+
+def evaluation(folder, step, wins):
     (folder / REPORTS).mkdir(exist_ok=True)
-    text = json.dumps({"step": step, "reports": [report.to_dict()]})
+    text = json.dumps({"step": step, "reports": [report_of(wins)]})
     (folder / REPORTS / f"step_{step:06d}.json").write_text(text)
 
 
@@ -81,8 +84,10 @@ def test_results_are_those_up_to_the_model_s_own_step_and_a_damaged_report_is_le
         evaluation(tmp_path, step, wins)
     steps = re.findall(r"^\| (\d+) \| iid", write_text(trainer, tmp_path), re.MULTILINE)
     assert steps == ["0", "20"]
-    (tmp_path / REPORTS / "step_000020.json").write_text('{"reports": [{')
-    assert re.findall(r"^\| (\d+) \| iid", write_text(trainer, tmp_path), re.MULTILINE) == ["0"]
+    (tmp_path / REPORTS / "step_000020 (copy).json").write_text("{}")
+    for damaged in ('{"reports": [{', "[]", '{"reports": 1}', json.dumps({"reports": [{**report_of(9), "types": []}]})):
+        (tmp_path / REPORTS / "step_000020.json").write_text(damaged)
+        assert re.findall(r"^\| (\d+) \| iid", write_text(trainer, tmp_path), re.MULTILINE) == ["0"]
 
 
 def write_text(trainer, folder):

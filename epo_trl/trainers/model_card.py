@@ -196,7 +196,8 @@ def _results(run_dir: Path, step: int) -> str:
 
 def _report_files(run_dir: Path) -> list[Path]:
     """Returns the reports of a run's evaluations in their order."""
-    return sorted((run_dir / REPORTS).glob("step_*.json"), key=_read_step)
+    files = (run_dir / REPORTS).glob("step_*.json")
+    return sorted((path for path in files if re.fullmatch(r"step_\d+", path.stem)), key=_read_step)
 
 
 def _read_step(path: Path) -> int:
@@ -206,7 +207,7 @@ def _read_step(path: Path) -> int:
 def _reports(path: Path) -> list[EvalReport]:
     try:
         return [EvalReport.from_dict(report) for report in json.loads(path.read_text(encoding="utf-8"))["reports"]]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return []  # a damaged report must not prevent saving the checkpoint
 
 
