@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,8 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
     """Reads `{tag: (steps, values)}` of the logged tags among `tags` (`None`: all), with ascending steps.
 
     Searches the directory recursively. Where the steps go back, a run was resumed or started again: what was logged of
-    later steps before is left out, and the newest value of a step wins. Values that are not finite are left out.
+    later steps before is left out, and the newest value of a step wins. The values of step 0 belong to the run that
+    follows them, so one that starts again without any has none. Values that are not finite are left out.
     """
     folder = Path(run)
     files = sorted(folder.rglob("*tfevents*"))
@@ -64,21 +65,31 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
         what = "not a directory" if not folder.is_dir() else "no TensorBoard event file in it or its subfolders"
         raise InputError(f"run: expected the output directory of a training run, got {folder} ({what})")
     _need_one_run(folder, files)
-    points: dict[str, dict[int, float]] = {tag: {} for tag in tags or ()}
-    last = 0
-    for tag, event in _read_in_order(files):
-        if event.step and tag.startswith(("train/", "eval/")):  # a trainer that is to resume may evaluate at step 0
-            if event.step < last:
-                points = {name: {s: known[s] for s in known if s <= event.step} for name, known in points.items()}
-            last = event.step
-        if tags is None or tag in points:
-            points.setdefault(tag, {})[event.step] = event.value
     curves = {}
-    for tag, known in points.items():
+    for tag, known in _newest_branch(_read_in_order(files), tags).items():
         finite = [(step, value) for step, value in sorted(known.items()) if math.isfinite(value)]
         if finite:
             curves[tag] = (np.array([step for step, _ in finite]), np.array([value for _, value in finite]))
     return curves
+
+
+def _newest_branch(events: Iterable[tuple[str, Any]], tags: Sequence[str] | None) -> dict[str, dict[int, float]]:
+    """Returns the values of the tags by step, without those that a resumed run or one started again left behind."""
+    points: dict[str, dict[int, float]] = {tag: {} for tag in tags or ()}
+    start: dict[str, dict[int, float]] = {}  # values of step 0 after the last later step, so of the run that follows
+    first, last = math.inf, 0
+    for tag, event in events:
+        if event.step and tag.startswith(("train/", "eval/")):  # a trainer that is to resume may evaluate at step 0
+            if event.step < last and event.step <= first:  # started again
+                points = {name: start.get(name, {}) for name in points}
+            elif event.step < last:
+                points = {name: {s: known[s] for s in known if s <= event.step} for name, known in points.items()}
+            first, last, start = min(first, event.step), event.step, {}
+        if tags is None or tag in points:
+            points.setdefault(tag, {})[event.step] = event.value
+            if not event.step:
+                start[tag] = {0: event.value}
+    return points
 
 
 def _read_in_order(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:

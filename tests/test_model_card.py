@@ -41,8 +41,11 @@ FALSE = ("DeepSeekMath", "[None]", "time machine", "question =")
 
 
 def test_checkpoint_and_final_folder_have_a_card_with_method_environment_protocol_and_results(tmp_path):
-    trainer = make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1, protocol="strict30")
-    evaluation(tmp_path, 0, wins=2)
+    trainer = make_trainer(
+        tmp_path, max_steps=1, save_strategy="steps", save_steps=1, protocol="strict30", eval_episodes=1
+    )
+    trainer.evaluate()
+    evaluation(tmp_path, 0, wins=2)  # in place of the trainer's own
     trainer.train()
     trainer.save_model()
     for folder in (tmp_path, tmp_path / "checkpoint-1"):

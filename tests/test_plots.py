@@ -80,7 +80,7 @@ def test_what_followed_the_checkpoint_to_which_a_run_went_back_is_not_drawn(tmp_
 
 
 def test_a_second_run_in_one_file_replaces_the_first(tmp_path):
-    """A trainer that trains again after Ctrl-C goes on in its file."""
+    """A trainer that trains again after Ctrl-C goes on in its file, from other weights than the first."""
     points = [("train/reward", step, 1.0, 100.0 + step) for step in range(1, 7)]
     points += [("eval/iid/success_rate", step, 1.0, 100.5 + step) for step in (0, 2, 4)]
     points += [("train/reward", step, 2.0, 200.0 + step) for step in (1, 2, 3)]
@@ -88,7 +88,21 @@ def test_a_second_run_in_one_file_replaces_the_first(tmp_path):
     write_events(tmp_path, points)
     curves = read_run(tmp_path)
     assert [curve.tolist() for curve in curves["train/reward"]] == [[1, 2, 3], [2.0, 2.0, 2.0]]
-    assert [curve.tolist() for curve in curves["eval/iid/success_rate"]] == [[0, 2], [1.0, 2.0]]
+    assert [curve.tolist() for curve in curves["eval/iid/success_rate"]] == [[2], [2.0]]
+
+
+def test_a_run_that_starts_again_has_no_evaluation_before_training_of_an_earlier_run(tmp_path):
+    """A branch from a checkpoint keeps it, and so does a run that was evaluated itself before it started."""
+    evaluated = ("eval/iid/success_rate", 0, 1.0, 100.0)
+    write_events(tmp_path / "a", [evaluated, *(("train/reward", step, 1.0, 100.0 + step) for step in (2, 4, 6))])
+    branch, again = ([("train/reward", step, 2.0, start + step) for step in (first, 6)]
+                     for start, first in ((200.0, 4), (300.0, 2)))  # fmt: skip
+    write_events(tmp_path / "b", branch)
+    assert read_run(tmp_path)["eval/iid/success_rate"][0].tolist() == [0]
+    write_events(tmp_path / "c", again)
+    assert list(read_run(tmp_path)) == ["train/reward"]
+    write_events(tmp_path / "d", [("eval/iid/success_rate", 0, 3.0, 301.0)])
+    assert list(read_run(tmp_path)["eval/iid/success_rate"][1]) == [3.0]
 
 
 def test_an_evaluation_before_training_drops_nothing(tmp_path):

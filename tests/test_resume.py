@@ -301,6 +301,24 @@ def test_a_run_goes_back_once_and_the_same_command_again_continues(tmp_path, els
     assert left(run) == ["checkpoint-4"] and (run / "_abandoned-1-checkpoint-4" / MANIFEST).exists()
 
 
+def test_an_evaluation_before_training_counts_for_the_run_that_starts_after_it(tmp_path):
+    """Not for a later run in the folder, of another trainer or of the same."""
+
+    def kept():
+        return {path.name for path in (tmp_path / "evaluations").glob("*.json")}
+
+    trainer = resumable(tmp_path, save_strategy="no", max_steps=1)
+    trainer.evaluate()
+    trainer.train()
+    assert kept() == {"step_000000.json"}
+    trainer.train()
+    assert kept() == set()
+    resumable(tmp_path).evaluate()
+    resumable(tmp_path, save_strategy="no", max_steps=1).train()
+    assert kept() == set()
+    assert len(list((tmp_path / "evaluations").glob("_abandoned-*/step_000000.json"))) == 2
+
+
 def test_evaluations_and_episodes_of_an_abandoned_attempt_or_branch_are_set_aside_too(tmp_path):
     stale = [tmp_path / "evaluations" / "step_000003.json", tmp_path / "episodes" / "rl_step_000003.jsonl"]
     for file in stale:  # of an attempt without a checkpoint

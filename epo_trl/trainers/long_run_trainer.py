@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
+from epo_trl.evaluation import EvalReport
 from epo_trl.long_runs.checkpoint_files import move_aside
 from epo_trl.long_runs.guards import UpdateGuard, check_skipped
 from epo_trl.long_runs.long_run import STATE_FILE, LongRun
@@ -54,6 +55,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     rules: RolloutRules
     samples: EpisodeSamples
     evaluator: Evaluator
+    last_reports: list[EvalReport]
     lagged: LaggedPolicy | None
     ahead: RolloutAhead | None
     rl_step: int  # number of completed RL steps
@@ -137,7 +139,11 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
     def _set_results_aside(self, step: int, checkpoint: str | None) -> None:
-        at = 0 if checkpoint is None else read_state(os.path.join(checkpoint, STATE_FILE), "rl_step")["rl_step"]
+        at = 0
+        if checkpoint is not None:
+            at = read_state(os.path.join(checkpoint, STATE_FILE), "rl_step")["rl_step"]
+        elif not self.last_reports or self.state.global_step:  # an evaluation before training is not of this run
+            step = -1
         move_aside(os.path.join(self.args.output_dir, EPISODES), at)
         move_aside(os.path.join(self.args.output_dir, REPORTS), step)
 
