@@ -1,12 +1,13 @@
 """What is logged about episodes and about time: by hand, over ranks, with a clock that is set, and in a run."""
 
-from dataclasses import astuple, fields
+import math
+from dataclasses import astuple, fields, replace
 
 import pytest
 import torch
 from rollout_parts import ScriptedEnv, ScriptedPolicy, byte_tokenizer, context_of
 from run_kit import count_seconds, logged
-from trainer_kit import make_episodes, make_trainer
+from trainer_kit import make_episodes, make_trainer, with_episodes
 
 from epo_trl.envs.base import Faults
 from epo_trl.envs.toy import ToySuite
@@ -66,6 +67,24 @@ def metrics_of(episodes, faults=FAULTS, ranks=None):
 def test_by_hand():
     """Two of the five carry no signal; of the three others' six turns the second and the last response were cut."""
     assert metrics_of(EPISODES) == pytest.approx(WANT)
+
+
+def test_episodes_that_were_all_aborted_have_no_success_and_no_turns():
+    """TRL leaves NaN out of the mean that it logs."""
+    found = metrics_of([ABORTED, episode(StopReason.ABORTED, [])])
+    of_others = {name for name, value in found.items() if math.isnan(value)}
+    assert of_others == {
+        "env/success_rate", "env/return", "env/turns", "env/invalid_actions",
+        "rollout/prompt_tokens", "rollout/shortened_prompts", "rollout/cut_responses",
+    }  # fmt: skip
+    assert found["env/aborted"] == found["stop/aborted"] == 1
+
+
+def test_a_batch_that_was_all_aborted_is_logged_without_success(tmp_path):
+    aborted = [replace(one, stop=StopReason.ABORTED) for one in make_episodes()]
+    trainer = with_episodes(make_trainer(tmp_path, max_steps=1, max_aborted_share=1.0), aborted)
+    trainer.train()
+    assert logged(trainer, "env/success_rate") == [None] and logged(trainer, "env/aborted") == [1.0]
 
 
 def test_each_reason_to_stop_has_a_share_of_its_own():

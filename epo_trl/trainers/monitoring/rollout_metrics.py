@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from statistics import fmean, stdev
@@ -23,6 +24,8 @@ def rollout_metrics(
     device: torch.device,
 ) -> dict[str, float]:
     """Returns the metrics of the episodes. Collective.
+
+    Rates per episode or turn leave aborted episodes out; they are NaN if all were aborted.
 
     Args:
         episodes: Episodes of this rank, as played.
@@ -49,7 +52,7 @@ def rollout_metrics(
     }
     sums = ranks.sum(torch.tensor(list(local.values()), dtype=torch.float64, device=device)).tolist()
     total = dict(zip(local, sums, strict=True))
-    usable, turns = max(total["usable"], 1), max(total["turns"], 1)
+    usable, turns = (total[name] or math.nan for name in ("usable", "turns"))
     return {
         "env/success_rate": total["won"] / usable,
         "env/return": total["return"] / usable,

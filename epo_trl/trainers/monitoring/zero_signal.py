@@ -80,7 +80,8 @@ def equal_outcomes(outcomes: Tensor, ranks: Comm) -> bool:
 
 
 def equal_rewards_warning(rl_step: int, success: float, compared: str) -> str:
-    """Returns the warning for a streak of equal rewards."""
+    """Returns the warning for a streak of equal rewards; `success` is NaN if all episodes were aborted."""
+    solved = "none" if math.isnan(success) else f"{success:.0%}"
     if success == 1:
         advice = "the tasks are solved: use harder tasks, or stop here"
     else:
@@ -91,7 +92,7 @@ def equal_rewards_warning(rl_step: int, success: float, compared: str) -> str:
         )
     return (
         f"In each of the last {PATIENCE} RL steps (up to {rl_step}) the episodes of {compared} got equal rewards, "
-        f"{success:.0%} of them solved. Without differences, rewards give no gradient; only entropy and KL terms still "
+        f"{solved} of them solved. Without differences, rewards give no gradient; only entropy and KL terms still "
         f"change the policy. To fix this: {advice}."
     )
 
