@@ -301,9 +301,25 @@ def test_runs_that_did_not_begin_alike_are_no_pairs():
     on_lists, in_training = paper_differences(study, outcomes), differences_table(study, outcomes)
     assert "| b | 1 | -10.0 | -10.0 |" in on_lists
     assert "| b | 1 | +20.0 |" in in_training and "0 / 0 / 0 / 1" in in_training
-    # the first arm's start of each seed, and each run's gain from its own
-    assert "| before RL | 2 | – | 10.0 ± 0.0" in paper_table(study, outcomes)
-    assert "| b | 2 | +50.0 (" in gains_table(study, outcomes)
+    assert "| b | 2 | +50.0 (" in gains_table(study, outcomes)  # from its own start
+
+
+def test_arms_that_began_alike_share_a_row_before_rl():
+    """c begins as a where both have a seed, d as b; a and b begin with other weights; e has no weights to compare."""
+    begun = {("a", 1): (1, "x"), ("a", 2): (3, "y"), ("b", 1): (5, "z"), ("c", 2): (4, "y"), ("c", 3): (7, "w"),
+             ("d", 1): (5, "z"), ("e", 1): (5, "")}  # fmt: skip
+    records = [
+        replace(record_of(arm, seed, evaluations=[(0, "iid", start), (9, "iid", 6)]), begins_with=weights)
+        for (arm, seed), (start, weights) in begun.items()
+    ]
+    study = study_of(*"abcde", seeds=(1, 2, 3), eval_window=1)
+    lines = paper_table(study, judge(study, records)).splitlines()[2:]
+    # the first start of each seed: 10, 30 and 70, with a deviation of sqrt((26.7^2 + 6.7^2 + 33.3^2) / 2)
+    assert lines[0].startswith("| before RL: a, c | 3 | – | 36.7 ± 30.6 (")
+    assert lines[1] == "| before RL: b, d, e | 1 | – | 50.0 |" and lines[2].startswith("| a | 2 |")
+    alone = [record for record in records if record.arm in "ac"]
+    lines = paper_table(study, judge(study, alone)).splitlines()[2:]
+    assert lines[0].startswith("| before RL | 3 | – | 36.7 ± 30.6 (") and lines[1].startswith("| a | 2 |")
 
 
 def test_runs_of_one_model_are_pairs_although_their_draws_before_rl_differ():

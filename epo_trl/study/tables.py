@@ -11,7 +11,7 @@ import pandas as pd
 from epo_trl.evaluation.wilson import wilson_interval
 from epo_trl.study.config import Study
 from epo_trl.study.markdown import NOTHING, number, percent, plain, points, spread, table
-from epo_trl.study.outcomes import THIRDS, TOKENS, by_arm, find_pairs, select_arm
+from epo_trl.study.outcomes import THIRDS, TOKENS, by_arm, compare_starts, find_pairs, select_arm
 from epo_trl.study.statistics import Estimate, estimate, fisher_exact, pairs_needed
 
 
@@ -112,10 +112,22 @@ def tokens_table(outcomes: pd.DataFrame) -> str:
 def paper_table(study: Study, outcomes: pd.DataFrame) -> str:
     """Tabulates success on the test lists like the paper's Table 1."""
     rates = _rates(study, outcomes)
-    starts = {split: _before(outcomes, split) for split in list_splits(outcomes)}
-    before = pd.DataFrame({split: each.dropna().groupby(level="seed").first() for split, each in starts.items()})
-    rows = _rows([("before RL", before)], lambda found: f"{NOTHING} | {spread(found)}")
+    rows = _rows(_starts(outcomes), lambda found: f"{NOTHING} | {spread(found)}")
     return table(["arm", "seeds", *rates], rows + _rows(by_arm(rates), spread))
+
+
+def _starts(outcomes: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Returns a name and the success before RL, by seed, of each group of arms that began alike."""
+    groups: list[dict[str, pd.DataFrame]] = []
+    for name, runs in by_arm(outcomes):
+        alike = (group for group in groups if not any(compare_starts(runs, other).unlike for other in group.values()))
+        if (group := next(alike, None)) is None:
+            groups.append(group := {})
+        group[name] = runs
+    names = [f"before RL: {', '.join(group)}" if len(groups) > 1 else "before RL" for group in groups]
+    starts = [{split: _before(pd.concat(group), split) for split in list_splits(outcomes)} for group in groups]
+    first = [{split: each.dropna().groupby(level="seed").first() for split, each in one.items()} for one in starts]
+    return list(zip(names, map(pd.DataFrame, first), strict=True))
 
 
 def paper_differences(study: Study, outcomes: pd.DataFrame) -> str:
