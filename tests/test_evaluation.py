@@ -239,6 +239,23 @@ def test_the_table_shows_the_protocol_the_rates_and_the_kinds_of_task(report):
     assert max(len(line) for line in text.splitlines()) <= 120
 
 
+def test_names_that_begin_alike_are_shown_whole(report):
+    """Two of ScienceWorld's task types, and protocols with names as long, in columns that are too narrow for them."""
+
+    def column(reports, heading, following):
+        lines = format_table(reports).splitlines()
+        assert max(map(len, lines)) <= 120
+        head = next(line for line in lines if heading in line)
+        return "".join(line[head.index(heading) : head.index(following)].strip() for line in lines)
+
+    kinds = [f"chemistry-mix-paint-{which}-color" for which in ("secondary", "tertiary")]
+    scored = replace(report, types={kind: TypeCount(2, 1) for kind in kinds}, score_sum=1.0)
+    names = [f"scienceworld-{turns}turns-epo-released" for turns in (30, 100)]
+    protocols = [replace(report, protocol=replace(ALFWORLD50, name=name)) for name in names]
+    assert all(kind in column([scored], "task type", " n ") for kind in kinds)
+    assert all(name in column(protocols, "protocol", "split") for name in names)
+
+
 def test_the_table_keeps_protocols_and_labels_apart(report):
     other = replace(report, protocol=ALFWORLD50)
     text = format_table({"before RL": report, "after RL": other}, width=160)

@@ -220,13 +220,13 @@ def format_table(
         title=plain(", ".join(shared)) if shared else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
     )
     for heading in (*columns, "split", "task type"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     scored = any(report.mean_score is not None for _, report in rows)
     for heading in ("n", "success %", "95 % interval", "macro %", *(("score", "wait %") if scored else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("turns", "invalid %"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("stopped by")
+    table.add_column("stopped by", overflow="fold")
     for index, (_, report) in enumerate(rows):
         _add_rows(table, [heads[name][index] for name in columns], report, scored)
     text = io.StringIO()
