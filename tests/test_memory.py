@@ -248,6 +248,18 @@ def test_the_command_reads_a_shipped_config(command):
     assert "tokens of a micro-batch: 7,000 = " in out
 
 
+def test_a_folder_that_is_named_like_a_preset_has_its_own_sizes(command, tmp_path):
+    LlamaConfig(hidden_size=64, intermediate_size=128, num_attention_heads=4).save_pretrained(tmp_path / "base")
+    words = ["memory", "--config", "alfworld/qwen2.5-3b_8gpu", "--gpus", "1", "--json", "--use_peft", "true"]
+    found = []
+    for name in ("mine", "Qwen2.5-3B-lora"):
+        (tmp_path / name).mkdir()
+        settings = {"base_model_name_or_path": str(tmp_path / "base"), "r": 7, "peft_type": "LORA"}
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(settings))
+        found.append(json.loads(command(*words, "--model_name_or_path", str(tmp_path / name))[1]))
+    assert found[0] == found[1] and found[1]["model"] == str(tmp_path / "base")
+
+
 def test_the_critic_of_a_config_can_be_replaced(command):
     words = ["memory", "--config", "alfworld/ppo_qwen2.5-3b_8gpu", "--gpus", "8", "--json"]
     separate, head = (json.loads(command(*words, *more)[1])["bytes"] for more in ([], ["--critic", "value_head"]))

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from epo_trl.cli.base import at_least, make_parser, say
@@ -74,10 +75,10 @@ def _estimate_config(args: argparse.Namespace, options: Sequence[str]) -> None:
 
 
 def _shape(model: str) -> tuple[Any, dict[str, Any]]:
-    """Returns the sizes of a preset, a checkpoint, or the base model of an adapter, and the adapter's settings."""
+    """Returns the sizes of a local folder, a preset or a Hub id, of an adapter's base model, and its settings."""
     from epo_trl.memory.sizes import PRESETS, find_preset, shape_of
 
-    shape = PRESETS.get(model) or find_preset(model)
+    shape = None if Path(model).is_dir() else PRESETS.get(model) or find_preset(model)
     if shape is not None:
         return shape, {}
     from transformers import AutoConfig
