@@ -257,7 +257,8 @@ def _draw_legend(axis: Any, groups: dict[str, list[dict[str, Curve]]]) -> None:
     axis.axis("off")
     lines = [Line2D([], [], color=f"C{index % 10}", linewidth=2.5) for index in range(len(groups))]
     names = [label if len(runs) == 1 else f"{label} ({len(runs)} runs)" for label, runs in groups.items()]
-    axis.legend(lines, names, loc="upper left", frameon=False, fontsize=11)
+    for text in axis.legend(lines, names, loc="upper left", frameon=False, fontsize=11).get_texts():
+        text.set_parse_math(False)
 
 
 def _note(columns: int, window: int, seeds: int) -> str:

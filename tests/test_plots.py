@@ -278,6 +278,15 @@ def test_the_note_is_below_the_panels_and_the_legend_holds_labels_only(tmp_path,
     assert below <= min(axis.get_window_extent().y0 for axis in figure.axes)
 
 
+def test_a_label_is_text_and_no_formula(tmp_path, figures):
+    """matplotlib would refuse the first, and set the second in italics."""
+    write_run(tmp_path / "run", seed=0, steps=20)
+    names = [r"$\frac$", "a$b_c$"]
+    plot_runs([tmp_path / "run"] * 2, tmp_path / "x.png", labels=names)
+    [legend] = [axis.get_legend() for axis in figures[0].axes if axis.get_legend()]
+    assert labels_of(figures[0]) == names and not any(text.get_parse_math() for text in legend.get_texts())
+
+
 def test_the_readme_s_picture_has_a_key_and_can_be_read_on_a_phone():
     """At a width of 360 pixels no text is lower than 9; every curve has the colour of a bar that is named."""
     figure = runpy.run_path(str(ROOT / "docs" / "make_trap_figure.py"), run_name="figure")["draw"]()
