@@ -105,8 +105,8 @@ def test_the_report_shows_the_first_difference(monkeypatch):
     monkeypatch.setattr(State, "_close", lambda self, r: f"You shut the {r}.")
     monkeypatch.setattr(State, "_inventory", lambda self: "You have empty pockets.")
     report = verify_games([small_game(index) for index in range(3)], steps=60)
-    assert not report.ok
-    assert report.summary().startswith("DIFFERENT or refused: ") and "observation differs after" in report.summary()
+    assert not report.ok and len(report.differences) > report.games  # several policies find one in the same game
+    assert report.summary().startswith("DIFFERENT or refused: 3 of 3 games") and "differs after" in report.summary()
     assert "fast:" in report.summary() and "stock:" in report.summary()
 
 

@@ -102,7 +102,8 @@ class Report:
         found = f"\n(found {self.found})" if self.found else ""
         if not self.differences:
             return f"equal: {counts}{found}"
-        return f"DIFFERENT or refused: {len(self.differences)} of {counts}{found}; the first:\n{self.differences[0]}"
+        different = len({difference.game for difference in self.differences})  # one per policy may be of one game
+        return f"DIFFERENT or refused: {different} of {counts}{found}; the first:\n{self.differences[0]}"
 
 
 def verify_path(path: str | os.PathLike[str], max_games: int = 100, steps: int = 40, seed: int = 0) -> Report:
