@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import trl.trainer.base_trainer as base_trainer
+from peft import LoraConfig, get_peft_model
 from trainer_kit import make_model, make_ppo, make_trainer, make_warm_start, saved
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +24,16 @@ def test_a_run_of_a_model_made_here_or_of_a_folder_is_not_reported(tmp_path, rep
     make(tmp_path / "memory")
     make(tmp_path / "folder", model=saved(make_model(), tmp_path / "model"))
     assert reports == []
+
+
+def test_a_run_from_an_adapter_in_a_folder_is_not_reported_even_if_its_base_is_of_the_hub(tmp_path, reports):
+    for name, source in {"folder": str(tmp_path), "hub": "an-organization/an-adapter@main"}.items():
+        model = make_model()
+        model.config.name_or_path = "an-organization/a-model"
+        model = get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+        model.adapter_source = source
+        make_trainer(tmp_path / name, model=model)
+        assert len(reports) == (name == "hub")
 
 
 def test_a_warm_start_of_a_model_made_here_is_not_reported(tmp_path, reports):

@@ -92,8 +92,8 @@ class LongRun(Trainer):
         return model_digest(rows, "rows")
 
     def _send_telemetry(self) -> None:
-        """Lets TRL send telemetry only for a model from the Hub: `tiny` and a local folder make no network request."""
-        if may_be_hub_id(self.model.config.name_or_path):
+        """Lets TRL send telemetry only for a model or an adapter from the Hub: others make no network request."""
+        if may_be_hub_id(getattr(self.model, "adapter_source", self.model.config.name_or_path)):
             super()._send_telemetry()
 
     def _run_state(self) -> dict[str, Any]:
