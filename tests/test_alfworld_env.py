@@ -210,6 +210,16 @@ def test_the_splits_of_stored_games_are_alfworlds_folders(written):
         AlfworldData(written, task_types=["flying"])
 
 
+def test_a_task_is_a_folder_below_the_games(written, tmp_path):
+    """An absolute path or one with ".." plays no game, wherever it leads; nor does a name that no file can have."""
+    env, (task_id, *_) = AlfworldData(written).make_env(), AlfworldData(written).task_ids("train")
+    env.reset(options={"task_id": task_id})
+    here = written / "json_2.1.1" / task_id
+    for bad in (str(here), f"../json_2.1.1/{task_id}", f"/../..{here}", "x" * 5000, "a/" * 5000, "a\0b"):
+        with pytest.raises(EnvError, match=f"task_id: expected a folder below {written / 'json_2.1.1'} .*, got"):
+            env.reset(options={"task_id": bad})
+
+
 @pytest.fixture
 def copied(written, tmp_path):
     shutil.copytree(written, tmp_path / "data")

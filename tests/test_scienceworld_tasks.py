@@ -83,6 +83,7 @@ def test_types_can_be_chosen():
 def test_an_id_is_found_by_its_part_of_scienceworld():
     assert find_task("iid/boil/20") == ("boil", 20)
     assert find_task("ood/freeze/29") == ("freeze", 29)
-    for wrong in ("iid/boil/13", "train/boil/20", "heldout/boil/20", "boil/3", "train/boil", "train/boil/x", ""):
+    unknown = ("iid/boil/13", "train/boil/20", "heldout/boil/20", "boil/3", "train/boil", "train/boil/x", "")
+    for wrong in (*unknown, "train/boil/00", "train/boil/٣", "train/boil/" + "9" * 5000):
         with pytest.raises(EnvError, match="task_id: .*got"):
             find_task(wrong)

@@ -119,6 +119,8 @@ def test_a_reset_on_an_empty_list_names_it(task, monkeypatch):
         ({"split": "iid", "index": 2}, "index: expected an integer from 0 to 1 for 'iid', got 2"),
         ({"split": "iid", "index": "0"}, "index: .*got '0'"),
         ({"index": 0}, "split: .*got none"),
+        ({"task_id": "train/3"}, "task_id: expected an id of the lists train, iid, ood, got 'train/3'"),
+        ({"task_id": ["train/0"]}, "task_id: .*got .*'train/0'"),
         ({"task": "train/0"}, "reset: expected seed, episode_id, task_id, split, index, got 'task'"),
     ],
 )

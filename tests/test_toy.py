@@ -106,11 +106,18 @@ def test_a_step_after_the_end_says_that_reset_is_needed():
         env.step("look")
 
 
-@pytest.mark.parametrize("task_id", ["train", "train/200", "train/-1", "test/0", "train/x", "", 3, None])
+@pytest.mark.parametrize(
+    "task_id", ["train", "train/200", "train/-1", "test/0", "train/x", "train/٣", "train/03", "", 3, None]
+)
 def test_an_unknown_task_id_is_named_with_the_ids_there_are(task_id):
     expected = "'train/0' to 'train/199', 'iid/0' to 'iid/39', 'ood/0' to 'ood/39'"
     with pytest.raises(EnvError, match=f"task_id: expected {expected}, got {task_id!r}"):
         ToySuite().make_env().reset(options={"task_id": task_id})
+
+
+def test_a_number_with_more_digits_than_python_reads_is_an_unknown_task():
+    with pytest.raises(EnvError, match="task_id: expected .*, got 'train/9999"):
+        ToySuite().make_env().reset(options={"task_id": "train/" + "9" * 5000})
 
 
 def test_an_unknown_split_is_named_with_the_splits_there_are():

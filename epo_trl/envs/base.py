@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from epo_trl.errors import EpoTrlError
 
 Info = dict[str, Any]
 T = TypeVar("T")
+_NUMBER = re.compile("0|[1-9][0-9]{0,17}")
 
 
 class EnvError(EpoTrlError, RuntimeError):
@@ -179,11 +181,17 @@ def split_task_id(task_id: Any, sizes: Mapping[str, int]) -> tuple[str, int]:
     Raises:
         EnvError: If there is no such task. The message lists the valid ids.
     """
-    split, _, number = str(task_id).partition("/")
-    if not number.isdecimal() or int(number) >= sizes.get(split, 0):
+    split, _, text = str(task_id).partition("/")
+    number = read_number(text)
+    if not 0 <= number < sizes.get(split, 0):
         known = ", ".join(f"'{name}/0' to '{name}/{size - 1}'" for name, size in sizes.items() if size)
         raise EnvError(f"task_id: expected {known or 'none, the suite is empty'}, got {task_id!r:.100}")
-    return split, int(number)
+    return split, number
+
+
+def read_number(text: str) -> int:
+    """Returns the number in a task id, or -1 if it is none. Each number has one spelling, that of the task lists."""
+    return int(text) if _NUMBER.fullmatch(text) else -1
 
 
 def stratified_sample(items: Sequence[T], count: int) -> list[T]:

@@ -51,6 +51,7 @@ class ServedGames:
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="games")
         self.tasks = {split: self.suite.task_ids(split) for split in self.suite.splits}
+        self._listed = {task_id for ids in self.tasks.values() for task_id in ids}
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Calls a function in the thread of the environments, or at once if the suite is `instant`.
@@ -92,7 +93,9 @@ class ServedGames:
             if name not in (*TASK_OPTIONS, *self.env_options):
                 raise EnvError(f"reset: expected seed, episode_id, {', '.join(TASK_OPTIONS)}, got {name!r}")
         if "task_id" in task:
-            return str(task["task_id"])
+            if (task_id := str(task["task_id"])) not in self._listed:
+                raise EnvError(f"task_id: expected an id of the lists {', '.join(self.tasks)}, got {task_id!r:.100}")
+            return task_id
         number = random.randrange(FIRST_SEED["iid"]) if seed is None else seed
         split = task.get("split", "iid" if number >= FIRST_SEED["iid"] else self.suite.splits[0])
         if "index" in task and "split" not in task:

@@ -208,9 +208,10 @@ class AlfworldData(_AlfworldSuite):
         return list(self._ids[split])
 
     def _path(self, task_id: str) -> Path:
-        path = self.root / task_id / GAME_FILE
-        if not path.is_file() or ".." in Path(task_id).parts:
-            raise EnvError(f"task_id: expected a folder below {self.root} that holds {GAME_FILE}, got {task_id!r}")
+        place = Path(task_id)
+        path = self.root / place / GAME_FILE
+        if place.is_absolute() or ".." in place.parts or not os.path.isfile(path):  # Path.is_file raises for long names
+            raise EnvError(f"task_id: expected a folder below {self.root} that holds {GAME_FILE}, got {task_id!r:.100}")
         return path
 
     def _game(self, task_id: str) -> tuple[Game, str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from epo_trl.bounds import OneOf, Range, check_bounds, option
-from epo_trl.envs.base import EnvError
+from epo_trl.envs.base import EnvError, read_number
 
 SPLITS = ("train", "iid", "ood", "heldout")
 SIMPLIFICATIONS = ("teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction")
@@ -68,18 +68,19 @@ def find_task(task_id: str) -> tuple[str, int]:
         EnvError: If it is malformed, or that part of ScienceWorld has no such variation.
     """
     split, _, rest = task_id.partition("/")
-    task_type, _, number = rest.partition("/")
-    if split not in SPLITS or task_type not in _content() or not number.isdecimal():
+    task_type, _, text = rest.partition("/")
+    number = read_number(text)
+    if split not in SPLITS or task_type not in _content() or number < 0:
         raise EnvError(
             f"task_id: expected '<split>/<task type>/<variation>' with a split from {', '.join(SPLITS)} and a task "
-            f"type from {', '.join(_content())}, got {task_id!r}"
+            f"type from {', '.join(_content())}, got {task_id!r:.100}"
         )
     first, after = _part(split, task_type)
-    if not first <= int(number) < after:
+    if not first <= number < after:
         raise EnvError(
             f"task_id: expected a variation of {split}/{task_type} from {first} to {after - 1}, got {task_id!r}"
         )
-    return task_type, int(number)
+    return task_type, number
 
 
 @dataclass
