@@ -128,6 +128,17 @@ def test_a_refused_request_ends_the_run_at_once(tmp_path, serve):
     assert len(endpoint.requests) == 1
 
 
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_an_episode_that_the_endpoint_refuses_has_no_scores_and_is_not_sent_again(tmp_path, serve, status):
+    """As one that is longer than the context of the judge's model."""
+    endpoint = serve([status, "[1]"])
+    one = judge(tmp_path, url=endpoint.url)
+    assert one.turn_rewards(episode("look")) is None
+    assert one.turn_rewards(episode("wait")) == [1.1]
+    assert len(endpoint.requests) == 2
+    assert one.end_rl_step(StepSummary(0.0, {})) == {"judge/score": 1.0, "judge/failed": 0.5}
+
+
 def test_an_endpoint_that_does_not_answer_in_time_gives_no_scores(tmp_path, serve):
     release = threading.Event()
 
