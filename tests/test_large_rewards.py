@@ -7,7 +7,7 @@ from ppo_kit import paid, step_on
 from run_kit import logged
 from trainer_kit import largest, make_ppo, make_trainer
 
-from epo_trl.rollout.spec import LARGEST_REWARD
+from epo_trl.types import LARGEST_REWARD
 
 TURNS = 50  # ALFWorld's
 LIMITS = {"max_turns": TURNS, "num_generations": 2}

@@ -1,5 +1,8 @@
 """Methods: what a hook gets and what becomes of what it returns, names and refusals, composition, checkpoints."""
 
+import math
+import re
+
 import pytest
 import torch
 from method_batches import run_on_ranks
@@ -20,7 +23,8 @@ from trainer_kit import (
 )
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.methods import Comm, Method, build_methods
+from epo_trl.errors import InputError
+from epo_trl.methods import Comm, Method, Methods, build_methods
 from epo_trl.methods.tally import Tally
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.trainers.collection import Collector
@@ -248,6 +252,18 @@ def test_rewards_that_do_not_fit_the_turns_are_refused(tmp_path):
     trainer = trainer_of(tmp_path, policy_method=named("TooFewRewards"))
     with pytest.raises(ValueError, match="method_examples:TooFewRewards: expected 3 rewards, one per turn, got 1"):
         trainer.train()
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -1e300, 1e13])
+def test_a_reward_that_no_loss_can_be_made_of_is_refused(reward):
+    class Extreme(Method):
+        def turn_rewards(self, episode):
+            return [1.0, reward, 1e12]
+
+    episode = make_episodes()[0]
+    text = rf"extreme: expected rewards from -1e\+12 to 1e\+12, got {re.escape(str(reward))} in {episode.task_id!r}"
+    with pytest.raises(InputError, match=text):
+        Methods({"extreme": Extreme()}, max_turns=3).with_rewards(episode)
 
 
 # ------------------------------------------------------------------------------------------------- choosing of groups

@@ -12,7 +12,7 @@ from torch import Tensor
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch, Need, StepSummary
 from epo_trl.methods.entropy_meter import EntropyMeter
-from epo_trl.types import Episode
+from epo_trl.types import LARGEST_REWARD, Episode
 
 TOKEN_MEANS = ("dapo", "cispo", "vespo")  # TRL's losses that are means over the tokens of the whole batch
 _MARK = "marks/{method}/{name}"  # key in TRL's batch
@@ -80,7 +80,7 @@ class Methods(dict[str, Method]):
         """Returns the episode with the turn rewards assigned by the methods.
 
         Raises:
-            ValueError: If a method does not return one reward per turn.
+            InputError: If a method does not return one reward per turn, up to `LARGEST_REWARD`.
         """
         for name, method in self.items():
             rewards = method.turn_rewards(episode)
@@ -88,7 +88,13 @@ class Methods(dict[str, Method]):
                 continue
             if len(rewards) != len(episode.turns):
                 raise InputError(f"{name}: expected {len(episode.turns)} rewards, one per turn, got {len(rewards)}")
-            turns = (replace(turn, reward=float(x)) for turn, x in zip(episode.turns, rewards, strict=True))
+            paid = [float(reward) for reward in rewards]
+            if wrong := [reward for reward in paid if not abs(reward) <= LARGEST_REWARD]:  # or not a number
+                raise InputError(
+                    f"{name}: expected rewards from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}, "
+                    f"got {wrong[0]} in {episode.task_id!r}"
+                )
+            turns = (replace(turn, reward=reward) for turn, reward in zip(episode.turns, paid, strict=True))
             episode = replace(episode, turns=tuple(turns))
         return episode
 

@@ -23,15 +23,12 @@ from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.rollout.parsing import ActionFormat, TaggedActions
 from epo_trl.rollout.templates import PromptTemplate
 from epo_trl.rollout.tool_calls import ToolCalls
+from epo_trl.types import LARGEST_REWARD
 
 ACTION_FORMATS = ("tags", "tool_calls")
 INVALID_ACTIONS = ("pass", "skip")
 # The engine's own `won`; or that it ended the episode, for whatever reason, with a score above 0 (exploitable).
 SUCCESS_RULES = ("won", "ended-with-score")
-
-# Largest magnitude of a turn's reward. Returns are squared and summed in float32, whose maximum is 3.4e38: two returns
-# of 1,000 such turns differ by at most 2e15, the square is 4e30, and the sum over a batch of a million tokens 4e36.
-LARGEST_REWARD = 1e12
 
 
 @dataclass
