@@ -15,6 +15,7 @@ from epo_trl.methods.base import (
 )
 from epo_trl.methods.registry import METHODS, as_names, build_methods
 from epo_trl.methods.stack import Methods
+from epo_trl.methods.tally import Tallied, Tally
 
 __all__ = [
     "METHODS",
@@ -29,6 +30,8 @@ __all__ = [
     "Comm",
     "ModifiedAdvantages",
     "StepSummary",
+    "Tallied",
+    "Tally",
     "TokenScores",
     "as_names",
     "build_methods",

@@ -26,13 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-
 from epo_trl.bounds import CountOrZero, NonNegative, Positive
 from epo_trl.envs.registry import named_object
 from epo_trl.errors import InputError
 from epo_trl.long_runs.state_file import read_state, write_state
-from epo_trl.methods import Method, Need, StepSummary
+from epo_trl.methods import Need, StepSummary, Tallied, Tally
 from epo_trl.types import Episode
 
 CRITERION = (
@@ -53,7 +51,7 @@ class RefusedEpisodeError(NoScoresError):
 
 
 @dataclass
-class Judge(Method):
+class Judge(Tallied):
     """Adds `weight * score` to the reward of each turn, with scores from 0 to 1.
 
     An episode whose scores cannot be obtained keeps its rewards. If that is so for all episodes of an RL step, the run
@@ -94,7 +92,7 @@ class Judge(Method):
         self._score: Callable[[Episode], Sequence[float]] = (
             named_object("function", self.function, "'module:function'") if self.function else self._ask
         )
-        self._counts = torch.zeros(4)  # sum of scores, scored turns, episodes without scores, episodes
+        self.tally = Tally("score", "turns", "failed", "episodes")
 
     def turn_rewards(self, episode: Episode) -> Sequence[float] | None:
         """Returns the rewards of the turns plus their weighted scores; `None` if there are no scores."""
@@ -103,9 +101,9 @@ class Judge(Method):
         try:
             scores = check_scores(self._score(episode), len(episode.turns))
         except NoScoresError:
-            self._counts += torch.tensor([0.0, 0.0, 1.0, 1.0])
+            self.tally.add(score=0, turns=0, failed=1, episodes=1)
             return None
-        self._counts += torch.tensor([sum(scores), len(scores), 0.0, 1.0])
+        self.tally.add(score=sum(scores), turns=len(scores), failed=0, episodes=1)
         return [turn.reward + self.weight * score for turn, score in zip(episode.turns, scores, strict=True)]
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
@@ -114,13 +112,13 @@ class Judge(Method):
         Raises:
             RuntimeError: If no episode has scores.
         """
-        total, turns, failed, episodes = step.ranks.sum(self._counts).tolist()
-        self._counts.zero_()
-        if episodes and failed == episodes:
+        sums = self.tally.take(step.ranks)
+        episodes = sums["episodes"]
+        if episodes and sums["failed"] == episodes:
             raise RuntimeError(
                 f"judge: no scores for any of {episodes:.0f} episodes; check {self.url or self.function}"
             )
-        return {"judge/score": total / max(turns, 1), "judge/failed": failed / max(episodes, 1)}
+        return {"judge/score": sums["score"] / max(sums["turns"], 1), "judge/failed": sums["failed"] / max(episodes, 1)}
 
     def _ask(self, episode: Episode) -> list[float]:
         """Returns the endpoint's scores of an episode, from the cache if it has them."""

@@ -11,22 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from epo_trl.bounds import NonNegative
-from epo_trl.methods import Method, StepSummary
+from epo_trl.methods import StepSummary, Tallied, Tally
 from epo_trl.types import Episode
 
 
 @dataclass
-class NoRepeats(Method):
+class NoRepeats(Tallied):
     """Subtracts `penalty` from the reward of a turn that repeats an action after the same observation."""
 
     penalty: NonNegative = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._counts = torch.zeros(2)  # repeated turns and all turns of this rank
+        self.tally = Tally("repeats", "turns")  # of this rank; a checkpoint holds it
 
     def turn_rewards(self, episode: Episode) -> Sequence[float]:
         """Returns the rewards of the turns, minus the penalty for repeated ones."""
@@ -34,12 +32,11 @@ class NoRepeats(Method):
         for turn in episode.turns:
             tried = (turn.observation, turn.action)
             rewards.append(turn.reward - self.penalty * (tried in seen))
-            self._counts += torch.tensor([tried in seen, 1.0])
+            self.tally.add(repeats=tried in seen, turns=1)
             seen.add(tried)
         return rewards
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns the share of repeated turns over all ranks."""
-        repeats, turns = step.ranks.sum(self._counts).tolist()
-        self._counts.zero_()
-        return {"no_repeats/share": repeats / max(turns, 1)}
+        sums = self.tally.take(step.ranks)
+        return {"no_repeats/share": sums["repeats"] / max(sums["turns"], 1)}
