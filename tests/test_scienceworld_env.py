@@ -181,9 +181,12 @@ def test_another_action_is_not_swallowed_by_an_ambiguous_request(env, action):
     assert after["moves"] - info["moves"] == before["moves"] - 1
 
 
-def test_an_unknown_action_withdraws_an_ambiguous_request(env):
+@pytest.mark.parametrize("answer", ["fly", "77", "00"])
+def test_an_unknown_action_withdraws_an_ambiguous_request(env, answer):
+    """As does a number that is not on offer."""
     _, info = ask(env)
-    assert env.step("fly")[4]["accepted"] is False
+    *_, after = env.step(answer)
+    assert (after["accepted"], after["moves"]) == (False, info["moves"])
     observation, *_, after = env.step("0")
     assert (after["accepted"], after["moves"]) == (False, info["moves"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from copy import copy
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from epo_trl.envs.scienceworld.tasks import find_task
 from epo_trl.envs.scienceworld.world import Seen, World
 
 AMBIGUITY = ("agent", "first")
-_NUMBER = re.compile(r"\d+")
 
 
 @dataclass
@@ -209,7 +207,7 @@ class ScienceWorldEnv(AsyncTextEnv):
     def _act(self, episode: _Episode, text: str) -> None:
         world = episode.world
         assert world is not None
-        if episode.seen.choices and not _NUMBER.fullmatch(text):
+        if episode.seen.choices and text not in episode.seen.choices:
             world.cancel()
         seen = world.step(text)
         if seen.choices and self._rules.ambiguity == "first":
