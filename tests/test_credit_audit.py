@@ -5,8 +5,10 @@ import json
 import random
 import re
 import shutil
+from copy import copy
 from functools import cache
 from statistics import fmean
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from epo_trl.credit_audit import AuditPlan, Player, compare, list_estimators, pl
 from epo_trl.credit_audit.audited_round import record, true_advantages
 from epo_trl.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
 from epo_trl.credit_audit.estimators import build_batch, turn_credits
+from epo_trl.credit_audit.program import Audit
 from epo_trl.credit_audit.report import make_table
 from epo_trl.credit_audit.statistics import Agreement, Comparison, Interval
 from epo_trl.envs.alfworld import GeneratedAlfworld
@@ -242,7 +245,7 @@ def test_the_table_fits_a_terminal_of_80_columns():
 # ---------------------------------------------------------------------------------------------------------- rounds
 
 
-def round_of(suite, number):
+def round_of(suite, number, parallel=256, on_progress=lambda done, total: None):
     """Plays a round of six tasks with a policy that always takes the hatch."""
     context = ContextBuilder(
         build_tokenizer(corpus(TrapSuite(), "corridor")), PromptTemplate.load("corridor"), history_length=0
@@ -250,8 +253,8 @@ def round_of(suite, number):
     [answer] = context.encode(ACTION, [{"action": go_through(HATCH)}])
     player = Player(suite, lambda prompts: ([list(answer) for _ in prompts], None), context, SETTINGS)
     estimators, tasks = {"grpo": list_estimators(state_keys=False, gae=None)[0]["grpo"]}, suite.task_ids("train")
-    draw, plan = random.Random(f"round {number}"), AuditPlan(group_size=8, continuations=4)
-    return play_round(player, tasks[6 * number : 6 * number + 6], plan, estimators, draw)
+    draw, plan = random.Random(f"round {number}"), AuditPlan(group_size=8, continuations=4, parallel=parallel)
+    return play_round(player, tasks[6 * number : 6 * number + 6], plan, estimators, draw, on_progress)
 
 
 def test_rounds_have_luck_of_their_own_which_is_the_same_after_an_interruption():
@@ -292,6 +295,39 @@ def test_tasks_with_an_error_of_the_environment_are_left_out_and_named(monkeypat
     assert len(found["halves"]) == len(found["credits"]["grpo"]) == 4 and not np.isnan(found["halves"]).any()
     assert found["aborted"] == {f"train/{number}": "RuntimeError: engine crashed" for number in range(1, 5)}
     assert len(found["success"]) == 4 * 8  # all but those of which an episode is not whole
+
+
+def test_a_round_closes_all_environments_and_those_of_continuations_as_they_end(monkeypatch):
+    opened, closed, left = [], [], []
+
+    class Open(Flaky):
+        def __init__(self, *args):
+            super().__init__(*args)
+            opened.append(self)
+
+        def copy(self):
+            opened.append(twin := super().copy())
+            return twin
+
+        def close(self):
+            closed.append(self)
+
+    def count_open(done, total):
+        left.append(len(opened) - len(closed))
+
+    suite = TrapSuite()
+    monkeypatch.setattr(suite, "make_env", lambda: Open(3, 4, 0.35, 12))
+    round_of(suite, 0, parallel=4, on_progress=count_open)
+    assert set(map(id, opened)) == set(map(id, closed)) and len(opened) > 100
+    assert max(left) <= 6 * 8 + 4  # a copy before the only turn of each episode, and 4 continuations
+
+
+def test_the_audit_closes_the_copy_that_it_makes_to_see_whether_it_can(monkeypatch):
+    opened = []
+    monkeypatch.setattr(Trap, "copy", lambda self: opened.append(twin := copy(self)) or twin)
+    monkeypatch.setattr(Trap, "close", lambda self: opened.remove(self) if self in opened else None)
+    audit = SimpleNamespace(suite=TrapSuite(), args=SimpleNamespace(seed=0), tasks=["train/0"])
+    assert Audit._has_state_keys(audit) is False and opened == []
 
 
 # ---------------------------------------------------------------------------------------------------------- copies

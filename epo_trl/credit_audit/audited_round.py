@@ -14,6 +14,7 @@ from epo_trl.bounds import Count, Range, check_bounds
 from epo_trl.credit_audit.branches import branch, play_to_end, repeat_turn, start
 from epo_trl.credit_audit.estimators import build_batch, turn_credits
 from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.border import close_all
 from epo_trl.errors import InputError
 from epo_trl.methods import CriticValues, Method
 from epo_trl.methods.turn_features import TurnFeatures
@@ -97,6 +98,7 @@ def play_round(
         on_progress: Called with the number of finished continuations and of all.
     """
     episodes, points = record(player, [task for task in tasks for _ in range(plan.group_size)], plan.parallel, draw)
+    copies = [point.env for each in points for point in each]
     aborted = {episode.task_id: episode.error for episode in episodes if episode.stop is StopReason.ABORTED}
     points = [each for each, episode in zip(points, episodes, strict=True) if episode.task_id not in aborted]
     episodes = [episode for episode in episodes if episode.task_id not in aborted]
@@ -106,7 +108,10 @@ def play_round(
         for member in sorted(draw.sample(range(plan.group_size), plan.audited))
     ]
     turns = [(row, k) for row in rows for k in range(len(episodes[row].turns))]
-    halves, failed = true_advantages(player, episodes, points, turns, plan, on_progress)
+    try:
+        halves, failed = true_advantages(player, episodes, points, turns, plan, on_progress)
+    finally:
+        close_all(copies)
     kept = [i for i, (row, _) in enumerate(turns) if episodes[row].task_id not in failed]
     turns = [turns[i] for i in kept]
     return {
@@ -136,20 +141,20 @@ def _credits(
 def record(
     player: Player, tasks: Sequence[str], parallel: int, draw: Random
 ) -> tuple[list[Episode], list[list[RunningEpisode]]]:
-    """Plays one episode per task; returns them with a copy of each before every turn."""
+    """Plays one episode per task; returns them with a copy of each before every turn, whose environment stays open."""
     envs = [player.suite.make_env() for _ in tasks]
     for env in envs:
         env.reseed(draw.randrange(2**62))
     running = [start(task, player.seed, env, player.settings) for task, env in zip(tasks, envs, strict=True)]
     points: dict[int, list[RunningEpisode]] = defaultdict(list)
-    for _ in play_to_end(
+    for ended in play_to_end(
         iter(running),
         player.policy,
         player.context,
         parallel=parallel,
         before_turn=lambda episode: points[id(episode)].append(branch(episode)),
     ):
-        pass
+        close_all([ended.env])
     return [episode.to_episode() for episode in running], [points[id(episode)] for episode in running]
 
 
@@ -199,6 +204,7 @@ def true_advantages(
             earned = nan
             errors.setdefault(ended.task_id, ended.error)
         returns[state, part].append(earned)
+        close_all([ended.env])
         done += 1
         on_progress(done, plan.continuations * len(states))
 

@@ -23,12 +23,16 @@ def start(task_id: str, seed: int, env: TextEnv, settings: RolloutSettings) -> R
 
 
 def branch(episode: RunningEpisode) -> RunningEpisode:
-    """Returns an independent copy of a running episode, with a copy of its environment. An error aborts the copy."""
+    """Returns an independent copy of a running episode, with a copy of its environment. An error aborts the copy.
+
+    A copy that is aborted shares the environment.
+    """
     twin = replace(
         episode, turns=list(episode.turns), history=list(episode.history), carried_ids=list(episode.carried_ids)
     )
-    with twin.aborted_by_errors():
-        twin.env = episode.env.copy()
+    if twin.stop is None:
+        with twin.aborted_by_errors():
+            twin.env = episode.env.copy()
     return twin
 
 

@@ -132,7 +132,7 @@ class Audit:
         """Returns whether the environment names its states. Raises `EnvError` if it cannot copy them."""
         env = self.suite.make_env()
         try:
-            env.copy()  # before a reset, which may not know the option
+            env.copy().close()  # before a reset, which may not know the option
             _, info = env.reset(seed=self.args.seed, options={"task_id": self.tasks[0], "state_key": True})
         finally:
             env.close()
