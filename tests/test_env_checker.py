@@ -1,5 +1,6 @@
 """Each check of the checker is proven by an environment that breaks exactly that."""
 
+import copy
 import itertools
 import math
 import re
@@ -173,6 +174,32 @@ class WaitsForNothing(Broken):
         return super().step_wait() if self._request else None
 
 
+class CrashesInCopy(Broken):
+    def copy(self):
+        raise TypeError("cannot pickle the engine")
+
+
+class SharesItsStateWithCopies(Broken):
+    def copy(self):
+        return copy.copy(self)
+
+
+class CopiesItsStart(Broken):
+    def reset(self, **kwargs):
+        self._start = kwargs
+        return super().reset(**kwargs)
+
+    def copy(self):
+        twin = type(self)()
+        twin.reset(**self._start)
+        return twin
+
+
+class CannotBeCopied(Broken):
+    def copy(self):
+        raise EnvError("environment: expected one that can copy its state")
+
+
 class NotATextEnv:
     pass
 
@@ -242,6 +269,9 @@ BROKEN = {
     "step_async and step_wait of": AnswersAnotherRequest,
     "step_wait without step_async was accepted": WaitsForNothing,
     "the second close() raised RuntimeError": ClosesOnce,
+    "copy() in 'train/0' raised TypeError: cannot pickle the engine": CrashesInCopy,
+    "differs while a copy plays other actions": SharesItsStateWithCopies,
+    "differs in a copy after the same actions": CopiesItsStart,
 }
 
 
@@ -272,6 +302,16 @@ def test_an_environment_that_lists_nothing_can_be_checked_with_a_player():
 
 def test_a_noisy_engine_may_say_so():
     check_text_env(NoisySteps(), TASKS, make_env=NoisySteps, deterministic=False)
+
+
+def test_an_environment_may_be_one_that_cannot_be_copied():
+    check_text_env(CannotBeCopied(), TASKS, make_env=CannotBeCopied)
+
+
+def test_a_copy_of_a_random_environment_may_play_on_differently():
+    """As one with luck of its own, where the class does not promise that equal actions lead to equal states."""
+    random = type("Random", (CopiesItsStart,), {"is_deterministic": False})
+    check_text_env(random(), TASKS, make_env=random)
 
 
 def test_make_env_must_make_a_new_environment():

@@ -1,4 +1,4 @@
-"""Checks of an environment (invalid calls, odd actions, reproducible and independent episodes) and of task lists."""
+"""Checks of an environment (invalid calls, odd actions, reproducible and independent episodes, copies) and of lists."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def check_text_env(
         raise InputError("task_ids: expected at least one task id of the environment, got none")
     player = player or _any_listed
     _check_bad_calls(env)
+    traces = {}
     for task_id in task_ids:
-        trace = _play(env, task_id, turns, player)
+        traces[task_id] = trace = _play(env, task_id, turns, player)
         _check_repeats(env, "the same environment, after an episode", task_id, trace, deterministic)
         _check_odd_actions(env, task_id)
         if make_env is not None:
@@ -60,6 +61,9 @@ def check_text_env(
             _close_twice(other)
     if make_env is not None and deterministic and len(task_ids) > 1:
         _check_independence(env, make_env(), task_ids, turns, player)
+    if deterministic:
+        for task_id, trace in traces.items():
+            _check_copies(env, task_id, trace, player)
     _close_twice(env)
 
 
@@ -184,6 +188,44 @@ def _check_independence(one: TextEnv, two: TextEnv, task_ids: Sequence[str], tur
             "keep the state in the instance, not in the class or the module",
         )
     _close_twice(two)
+
+
+def _check_copies(env: TextEnv, task_id: str, trace: list[tuple[str, Any]], player: Player) -> None:
+    """Copies the environment in mid-episode, if it can be copied, and plays it on while a copy plays other actions.
+
+    Another copy has to go on as the environment does, if its class is deterministic.
+    """
+    middle = max(1, len(trace) // 2)
+    _, first = checked_reset(env, task_id, _SEED)
+    for action, _ in trace[1:middle]:
+        checked_step(env, action, task_id, first)
+    try:
+        other, same = env.copy(), env.copy()
+    except EnvError:
+        return
+    except Exception as error:
+        wrong = f"copy() in {task_id!r} raised {type(error).__name__}: {error}"
+        raise failure(wrong, "raise EnvError if the state cannot be copied, as TextEnv.copy does") from error
+    rng, shown, over = random.Random(f"{_SEED} copy {task_id}"), trace[middle - 1][1][-1], False
+    for action, expected in trace[middle:]:
+        if not over:
+            *_, terminated, truncated, shown = checked_step(other, player(shown, rng), task_id, first)
+            over = terminated or truncated
+        require_same(
+            expected,
+            checked_step(env, action, task_id, first),
+            f"step({action!r}) in {task_id!r} differs while a copy plays other actions",
+            "let copy() duplicate all that step changes, for example `twin.board = dict(self.board)`",
+        )
+    for action, expected in trace[middle:] if env.is_deterministic else []:
+        require_same(
+            expected,
+            checked_step(same, action, task_id, first),
+            f"step({action!r}) in {task_id!r} differs in a copy after the same actions",
+            "let copy() take over the whole state, or set `is_deterministic = False` if a copy has luck of its own",
+        )
+    _close_twice(other)
+    _close_twice(same)
 
 
 def _close_twice(env: TextEnv) -> None:
