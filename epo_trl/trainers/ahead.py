@@ -58,7 +58,7 @@ class RolloutAhead:
         self._context = copy.deepcopy(trainer.rules.context)
         self._flights: dict[int, Flight] = {}  # by RL step
         self._last: Future[Played] | None = None  # the rollout that ends last
-        self._ended = 0.0  # time at which a rollout ended
+        self._ended: float | None = None  # time at which the last rollout in the background ended
         self._weights = 0  # RL step at whose start the engine got its weights
         self._tasks: Iterator[tuple[int, list[str]]] | None = None
         self._lag = 0  # age in RL steps of the weights that played this batch
@@ -86,7 +86,7 @@ class RolloutAhead:
             return played
         self.wait()  # the first batch of a run, or of one that was resumed
         self._flights.clear()
-        self._tasks, self._lag = None, 0
+        self._tasks, self._lag, self._ended = None, 0, None
         return None
 
     def start_next(self, waited: float) -> dict[str, float]:
@@ -103,7 +103,7 @@ class RolloutAhead:
             self._weights = trainer.rl_step
         else:
             self._engine.keep_weights()
-        idle = 0.0 if self._last is None or self.is_playing else time.perf_counter() - self._ended
+        idle = 0.0 if self._ended is None or self.is_playing else time.perf_counter() - self._ended
         last = min(self._weights + self.steps, trainer.total_rl_steps - 1)
         for rl_step in range(max(self._flights, default=first - 1) + 1, last + 1):
             tasks = self._tasks_of(rl_step)
