@@ -1,6 +1,7 @@
 """LoRA from one run to the next: an adapter is found with its base, trained on, merged, evaluated and exported."""
 
 import json
+import os
 import re
 import shutil
 from functools import partial
@@ -81,11 +82,36 @@ def test_a_run_does_not_replace_the_model_that_it_starts_from(adapter):
         policy(f"{adapter.path}/.", adapter.folder)
 
 
+def test_a_run_does_not_replace_the_base_of_its_adapter(adapter, tmp_path):
+    with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got"):
+        policy(adapter.path, adapter.folder / "base", use_peft=True)
+    settings = {"base_model_name_or_path": str(adapter.folder / "base")}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="output_dir: expected no folder base of yours in it, got .*run/base"):
+        policy(str(tmp_path), adapter.folder)
+
+
+@pytest.mark.parametrize("start", ["base", "elsewhere", "tiny:32x1"])
+def test_a_folder_named_base_that_no_run_has_written_is_kept(adapter, tmp_path, start):
+    """Of an earlier run or of the adapter itself: the run needs the name for its own base."""
+    mine = shutil.copytree(adapter.folder, tmp_path / "base")
+    path = {"base": str(mine), "elsewhere": adapter.path}.get(start, start)
+    with pytest.raises(ValueError, match="output_dir: expected no folder base of yours in it, got .*base"):
+        policy(path, tmp_path, use_peft=path == start)
+    assert what_model(str(mine)) == what_model(adapter.path) and os.listdir(tmp_path) == ["base"]
+
+
+def test_a_base_is_saved_beside_other_folders(adapter, tmp_path):
+    (tmp_path / "base.part").mkdir()
+    policy(adapter.path, tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["base", "base.part"]
+
+
 def test_without_use_peft_it_is_merged_into_a_checkpoint_that_the_run_begins_with(adapter, tmp_path):
     args, given = policy(adapter.path, tmp_path)
     assert given["model"] == str(tmp_path / "base") and given["peft_config"] is None
     torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(given["model"])), adapter.logits)
-    assert "revision" not in args.model_init_kwargs and not list(tmp_path.glob("*.part"))
+    assert "revision" not in args.model_init_kwargs and os.listdir(tmp_path) == ["base"]
     assert AutoTokenizer.from_pretrained(given["model"]).get_vocab() == toy_tokenizer().get_vocab()
 
 

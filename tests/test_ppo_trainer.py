@@ -635,6 +635,8 @@ def test_a_critic_can_start_from_another_model_with_the_same_tokenizer(tmp_path)
     assert trainer.critic.head.in_features == 16
     trainer.train()
     assert math.isfinite(logged(trainer, "critic/value_loss")[0])
+    with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got .*small"):
+        make_ppo(tmp_path / "small", critic_model_name_or_path=str(tmp_path / "small"))
 
 
 def test_a_run_with_gradient_checkpointing_is_bit_equal(tmp_path):

@@ -199,7 +199,9 @@ def _find_base(name: str, recorded: str | None) -> str:
     return recorded
 
 
-def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str) -> str:
+def keep_base(
+    make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str, source_base: str | None = None
+) -> str:
     """Builds a model and saves it in the run's folder `base`, in the main process; returns that folder.
 
     A run that has a checkpoint or is finished keeps its original base.
@@ -209,9 +211,10 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
         tokenizer: Tokenizer to save with the model.
         run_dir: Output folder of the run.
         source: Source of the model.
+        source_base: Base of the source if that is an adapter.
 
     Raises:
-        ValueError: If the run was started with a base from another source.
+        InputError: If the run was started with a base from another source, or the folder is not its own.
     """
     folder, state = Path(run_dir) / BASE, PartialState()
     with state.main_process_first():
@@ -221,8 +224,19 @@ def keep_base(make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str
                 f"model_name_or_path: got {source}, but {run_dir} was begun with {before[0]}; use another output_dir"
             )
         if state.is_main_process and not before:
+            _check_may_replace(folder, source_base)
             save_whole(make(), tokenizer, folder, source)
     return str(folder)
+
+
+def _check_may_replace(folder: Path, source_base: str | None) -> None:
+    """Raises `InputError` for a folder `base` that no attempt of the run has left there."""
+    is_of_run = bool(made_from(folder)) and (source_base is None or folder.resolve() != Path(source_base).resolve())
+    if folder.exists() and not is_of_run and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(
+            f"output_dir: expected no folder {BASE} of yours in it, got {folder}; the run saves its base model there. "
+            "Use another output_dir"
+        )
 
 
 def drop_base(run_dir: str, start: str) -> None:
@@ -248,7 +262,7 @@ def _has_model(run_dir: str) -> bool:
 
 def save_whole(model: Any, tokenizer: Any, folder: Path, source: str) -> None:
     """Saves a plain checkpoint atomically: the folder is complete or absent. Records the model's source."""
-    part = folder.with_name(f"{folder.name}.part")
+    part = folder.with_name(f"_saving-{folder.name}")
     shutil.rmtree(part, ignore_errors=True)
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)

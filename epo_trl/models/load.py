@@ -53,7 +53,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
     """
     name, adapter = _find(model_args)
     if not tiny_size(name):
-        check_output_dir(args.output_dir, name)
+        check_output_dir(args.output_dir, name, adapter and adapter.base)
     quantization, trust = build_quantization(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise InputError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
@@ -76,7 +76,8 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
                 raise _other_lora("lora_target_modules", "all-linear", adapter.settings.get("target_modules"), adapter)
             return {"model": model, "processing_class": tokenizer}
         with whole_weights():
-            model = keep_base(partial(adapter.merged, dtype="auto", **trust), tokenizer, args.output_dir, name)
+            merged = partial(adapter.merged, dtype="auto", **trust)
+            model = keep_base(merged, tokenizer, args.output_dir, name, adapter.base)
     args.model_init_kwargs = kwargs
     return {
         "model": model,
@@ -96,20 +97,21 @@ def keeping_init_kwargs(args: Any) -> Iterator[None]:
         args.model_init_kwargs = given
 
 
-def check_output_dir(output_dir: str, model: str) -> None:
-    """Raises `InputError` for a run in the folder of its model, or of the run that saved its model as a checkpoint.
+def check_output_dir(output_dir: str, *models: str | None) -> None:
+    """Raises `InputError` for a run in the folder of a model, or of the run that saved the model as a checkpoint.
 
     It would replace the results of that run.
 
     Args:
         output_dir: Output folder of the run.
-        model: Folder or Hub id of the model that it starts from; empty for a model made in memory.
+        *models: Folders or Hub ids of the models that it starts from; empty or `None` for one made in memory.
     """
     folder = Path(output_dir).resolve()
-    if model and Path(model).resolve() in (folder, *checkpoints(folder)):
-        raise InputError(
-            f"output_dir: expected another folder than that of the model, got {output_dir} for the model {model}"
-        )
+    for model in filter(None, models):
+        if Path(model).resolve() in (folder, *checkpoints(folder)):
+            raise InputError(
+                f"output_dir: expected another folder than that of the model, got {output_dir} for the model {model}"
+            )
 
 
 def load_policy(
