@@ -8,6 +8,7 @@ import pickle
 import re
 import shutil
 import signal
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ from run_kit import (
     resumable_ppo,
     weights,
 )
-from trainer_kit import make_config, make_model, make_trainer, make_warm_start
+from trainer_kit import make_config, make_model, make_trainer, make_warm_start, saved
 from transformers import BitsAndBytesConfig
 from trl import ModelConfig
 
@@ -39,11 +40,13 @@ from epo_trl.long_runs import long_run
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, set_aside, write_manifest
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
 from epo_trl.long_runs.run_settings import MAY_CHANGE, differences, load_settings, settings_of
+from epo_trl.methods import build_methods
 from epo_trl.methods.ea import EntropyAdvantage
 from epo_trl.methods.siren import SIREN
 from epo_trl.models import load_policy
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.trainers import EPOPPOConfig
+from epo_trl.trainers.checks import check_reference
 
 TESTS = Path(__file__).parent
 
@@ -536,6 +539,28 @@ def test_inside_an_rl_step_another_number_of_processes_plays_a_new_batch(tmp_pat
     resumed._collect = lambda tasks: begins.append(resumed.state.global_step) or collect(tasks)
     resumed.train(resume_from_checkpoint=True)
     assert begins == [1]
+
+
+SYNC = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_reference_that_follows_the_policy_comes_back_with_a_checkpoint(tmp_path, step):
+    start = saved(make_model(), tmp_path / "start")
+    settings = {**SYNC, "max_steps": 4, "save_steps": 1, "num_iterations": 2}  # RL steps of two optimizer steps
+    straight, resumed = (resumable(tmp_path / name, model=deepcopy(start), **settings) for name in ("one", "other"))
+    straight.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "one" / f"checkpoint-{step}"))
+    assert_bit_equal(dict(resumed.ref_model.named_parameters()), dict(straight.ref_model.named_parameters()))
+    assert_bit_equal(weights(resumed), weights(straight))
+    assert logged(resumed, "kl") == logged(straight, "kl")
+
+
+def test_a_sharded_reference_cannot_follow_the_policy(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    args = make_config(tmp_path, **SYNC)
+    with pytest.raises(InputError, match="sync_ref_model: expected False with ZeRO-3 or FSDP, got True"):
+        check_reference(args, build_methods(args, critic=False), make_model(), None)
 
 
 def test_a_run_resumed_between_two_logging_steps_logs_what_one_that_was_not_stopped_does(tmp_path):

@@ -24,7 +24,7 @@ from epo_trl.evaluation import Protocol
 from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.long_run import LongRun
 from epo_trl.long_runs.run_lock import run_lock
-from epo_trl.long_runs.run_settings import LongRunArguments, check_training_arguments, uses_fsdp
+from epo_trl.long_runs.run_settings import LongRunArguments, check_training_arguments, shards_weights
 from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import end_ids_of, keeping_init_kwargs, sequence_limit
@@ -172,9 +172,7 @@ class ImitationConfig(LongRunArguments, SFTConfig):
                 "gradient_checkpointing: expected false with gradient_checkpointing_above "
                 f"({self.gradient_checkpointing_above}), got true, which uses it for every micro-batch"
             )
-        plugin = self.deepspeed_plugin
-        is_sharded = uses_fsdp(self) or plugin is not None and plugin.zero_stage == 3
-        if self.gradient_checkpointing_above is not None and is_sharded:
+        if self.gradient_checkpointing_above is not None and shards_weights(self):
             raise InputError(
                 "gradient_checkpointing_above: expected null with ZeRO-3 or FSDP, got "
                 f"{self.gradient_checkpointing_above}: a rank with a longer micro-batch than the others would gather "

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 
 from epo_trl.errors import InputError
 from epo_trl.evaluation.report import SCALARS, EvalReport
-from epo_trl.long_runs.run_settings import uses_fsdp
+from epo_trl.long_runs.run_settings import shards_weights, uses_fsdp
 from epo_trl.methods import Methods, Need
 from epo_trl.models.adapters import is_adapted
 from epo_trl.models.load import load_tokenizer, sequence_limit
@@ -111,7 +111,12 @@ def check_reward_funcs(methods: Methods) -> None:
 
 
 def check_reference(args: EPOConfig, methods: Methods, model: Any, peft_config: Any) -> None:
-    """Raises `InputError` if TRL has to load a reference model but the model has no path."""
+    """Raises `InputError` if TRL has to load a reference model but the model has no path, or cannot save it."""
+    if args.sync_ref_model and shards_weights(args):
+        raise InputError(
+            "sync_ref_model: expected False with ZeRO-3 or FSDP, got True: a checkpoint needs the whole weights of the "
+            "reference model. Use ZeRO-2 or DDP, or no synchronization"
+        )
     readers = methods.readers_of_reference
     if not (args.beta or readers) or isinstance(model, str) or peft_config is not None or is_peft_model(model):
         return

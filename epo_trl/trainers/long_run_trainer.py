@@ -36,7 +36,7 @@ from epo_trl.trainers.setup import RolloutRules
 from epo_trl.watch.source import FOLDER as EPISODES
 
 # Files of a checkpoint, equal on all ranks.
-LEARNED, LAGGED = "learned_by_methods.pt", "lagged_weights.pt"
+LEARNED, LAGGED, REFERENCE = "learned_by_methods.pt", "lagged_weights.pt", "reference_weights.pt"
 # Fields that decide which forward-backward passes make an RL step.
 PASSES = ("gradient_accumulation_steps", "steps_per_generation", "num_iterations")
 
@@ -197,6 +197,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             torch.save(learned, os.path.join(folder, LEARNED))
         if self.args.should_save and self.lagged:
             torch.save(self.lagged.state_dict(), os.path.join(folder, LAGGED))
+        if self.args.should_save and self.args.sync_ref_model:
+            torch.save(self.accelerator.unwrap_model(self.ref_model).state_dict(), os.path.join(folder, REFERENCE))
 
     def _batch_path(self, folder: str) -> str:
         return os.path.join(folder, f"collected_batch_{self.accelerator.process_index}.pt")
@@ -215,6 +217,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self.methods.load_learned_state(self._load_tensors(os.path.join(checkpoint, LEARNED)) or {})
         if self.lagged and (weights := self._load_tensors(os.path.join(checkpoint, LAGGED))):
             self.lagged.load_state_dict(weights)
+        if self.args.sync_ref_model and (weights := self._load_tensors(os.path.join(checkpoint, REFERENCE))):
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(weights)
         if self.micro_steps_done:
             self._resume_inside_rl_step(checkpoint)
 
@@ -252,8 +256,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         """Trains as `LongRun.train` does. A second call starts a new run from the current weights.
 
         Schedules and histories restart, and the remainder of an interrupted batch is discarded. The optimizer keeps its
-        moments, as in transformers; PPO's critic and ArCHer's critics, with their replay buffer, stay as they are. A
-        run resumed from a checkpoint continues with the state in that checkpoint.
+        moments, as in transformers; the reference model, PPO's critic and ArCHer's critics, with their replay buffer,
+        stay as they are. A run resumed from a checkpoint continues with the state in that checkpoint.
         """
         if self._has_trained:
             self._restart()
