@@ -4,11 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 from run_kit import logged
-from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
+from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer, results_of
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs.callbacks import short_line
+from epo_trl.long_runs.checkpoint_files import MANIFEST, find_corruption
 from epo_trl.long_runs.guards import TooManyAborted
+from epo_trl.long_runs.long_run import STATE_FILE
+from epo_trl.long_runs.state_file import read_state
 from epo_trl.methods import Comm
 from epo_trl.trainers.batches import RLStep
 
@@ -66,6 +69,27 @@ def test_a_run_stops_with_a_checkpoint_and_goes_on_from_it(tmp_path, make):
     mended.train(resume_from_checkpoint=str(checkpoint))
     assert mended.rl_step == mended.state.global_step == 4
     assert [entry["step"] for entry in mended.state.log_history if "env/aborted" in entry] == [1, 2, 3, 4]
+
+
+def test_the_state_before_a_refused_batch_has_nothing_of_the_batch(tmp_path):
+    make_trainer(tmp_path / "plain", max_steps=2, logging_steps=4, save_strategy="steps", save_steps=2).train()
+    with pytest.raises(TooManyAborted):
+        breaking(make_trainer, tmp_path / "broken", rollout=3, logging_steps=4).train()
+    plain, broken = (read_state(tmp_path / name / "checkpoint-2" / STATE_FILE) for name in ("plain", "broken"))
+    counts = [{name: len(values) for name, values in each["pending_metrics"].items()} for each in (plain, broken)]
+    assert counts[0] == counts[1] and broken["health"] == plain["health"]
+    assert broken["pending_metrics"]["env/aborted"] == [0.0, 0.0]
+
+
+def test_a_whole_checkpoint_of_the_step_is_not_written_again(tmp_path):
+    trainer = breaking(make_trainer, tmp_path, rollout=3, save_strategy="steps", save_steps=2)
+    saves = results_of(trainer, "_save_checkpoint")
+    with pytest.raises(TooManyAborted, match="the state before it is in .*checkpoint-2") as caught:
+        trainer.train()
+    assert len(saves) == 1
+    (tmp_path / "checkpoint-2" / MANIFEST).unlink()
+    assert trainer.save_between_updates() in str(caught.value) and len(saves) == 2
+    assert find_corruption(tmp_path / "checkpoint-2") is None
 
 
 def test_the_limit_itself_is_allowed(tmp_path):

@@ -177,7 +177,7 @@ class EPOTrainer(LongRunTrainer):
         self.player.close()
 
     def _collect(self, tasks: Sequence[str]) -> Collected:
-        """Plays a batch, logs its metrics, and stops the run if too many episodes were aborted."""
+        """Plays a batch, stops the run if too many episodes were aborted, and logs the metrics of the batch."""
         start = time.perf_counter()
         with self.lagged.playing(self.model, self.player.engine, self.rl_step) if self.lagged else nullcontext():
             played = self.ahead.take(tasks) if self.ahead else None
@@ -186,12 +186,12 @@ class EPOTrainer(LongRunTrainer):
         parts = (metrics[f"time/{part}"] for part in ("generate", "env", "text"))
         self.update_seconds -= waited if self.ahead else sum(parts)  # in the background only the wait takes time
         return_freed_memory(self.accelerator.device)
-        self._keep_metrics(metrics)
-        self.health.add_rollout(metrics)
         share, limit, ranks = metrics["env/aborted"], self.args.max_aborted_share, self.ranks
         check_aborts(
             share, limit, lambda: ranks.gather(first_errors(batch.played, ranks.index)), self.save_between_updates
         )
+        self._keep_metrics(metrics)
+        self.health.add_rollout(metrics)
         self.last_episodes, self._to_print = batch.episodes, batch.played[: self.args.print_episodes]
         if self.ahead:
             self._keep_metrics(self.ahead.start_next(waited))
