@@ -10,6 +10,7 @@ from trl import ModelConfig
 
 from epo_trl.cli.command_line import ALGORITHM_NAMES
 from epo_trl.cli.training import ALGORITHMS
+from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import write_manifest
 from epo_trl.models import load_policy
 from epo_trl.models.names import check_model_name
@@ -115,6 +116,18 @@ def test_the_hub_is_not_asked_about_a_path_a_folder_tiny_or_a_cached_model(monke
             check_model_name(name)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file, revision: file)
     check_model_name("owner/name")
+
+
+@pytest.mark.parametrize("file", ["config.json", "adapter_config.json"])
+@pytest.mark.parametrize("name", ["tiny", "tiny:32x1"])
+def test_a_folder_of_a_model_is_not_taken_for_a_tiny_model(name, file, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    check_model_name(name)  # there is nothing in it to read
+    (tmp_path / name / file).touch()
+    with pytest.raises(InputError, match=f"^player: got '{name}', .*; write ./{name} for the folder"):
+        check_model_name(name, "player")
+    check_model_name(f"./{name}")
 
 
 def test_loading_checks_the_name_too(monkeypatch, tmp_path):

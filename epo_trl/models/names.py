@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from epo_trl.errors import InputError
@@ -43,8 +44,9 @@ def tiny_size(name: str | None) -> tuple[int, int] | None:
 def check_model_name(name: str | None, field: str = "model_name_or_path", revision: str | None = None) -> None:
     """Raises `InputError` if a name is neither the folder of a model nor, as far as one request can tell, a Hub id.
 
-    A path that does not exist may look like a Hub id. transformers then requests each file of a model from the Hub,
-    five times each without a network. This function sends one request. A slow or failing Hub is left to transformers.
+    The name of a tiny model may not also be that of a folder with a model. A path that does not exist may look like a
+    Hub id. transformers then requests each file of a model from the Hub, five times each without a network. This
+    function sends one request. A slow or failing Hub is left to transformers.
 
     Args:
         name: Folder, Hub id, `"tiny"` or `"tiny:WIDTHxLAYERS"`.
@@ -54,9 +56,14 @@ def check_model_name(name: str | None, field: str = "model_name_or_path", revisi
     if not name:
         raise InputError(f"{field}: expected a Hub id, a local path or 'tiny', got nothing")
     if tiny_size(name):
+        if _has_one_of(name, CONFIGS):
+            raise InputError(
+                f"{field}: got {name!r}, random weights, but there is a model in a folder of that name; write ./{name} "
+                "for the folder, or rename it"
+            )
         return
     if Path(name).is_dir():
-        if any((Path(name) / file).is_file() for file in (*CONFIGS, TOKENIZER)):
+        if _has_one_of(name, (*CONFIGS, TOKENIZER)):
             return
         saved = last_checkpoint(name)
         hint = f"; its last checkpoint is {saved}" if saved else ""
@@ -64,6 +71,10 @@ def check_model_name(name: str | None, field: str = "model_name_or_path", revisi
     reason = _why_unreadable(name, revision)
     if reason is not None:
         raise InputError(f"{field}: got {name!r}, which cannot be read: there is no such folder{reason}")
+
+
+def _has_one_of(folder: str, files: Sequence[str]) -> bool:
+    return any((Path(folder) / file).is_file() for file in files)
 
 
 def _why_unreadable(name: str, revision: str | None) -> str | None:
