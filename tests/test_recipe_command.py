@@ -3,6 +3,7 @@
 import ast
 import re
 import runpy
+import sys
 import warnings
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -343,3 +344,32 @@ def test_configs_are_read_without_running_anything(typed, tmp_path):
     lines = err.splitlines()
     assert (code, out, len(lines)) == (1, "", 2)
     assert lines[0].startswith(f"{wrong}: epo_lamda: unknown") and lines[1].startswith(f"{worse}: n_iid: ")
+
+
+GAME = """
+from dataclasses import dataclass
+from epo_trl.envs.toy import ToySuite
+
+@dataclass
+class Game:
+    {setting}: int = 1
+
+    def make_suite(self):
+        return ToySuite()
+"""
+
+
+def test_each_config_is_checked_against_the_module_in_its_own_folder(typed, tmp_path):
+    def main(line):
+        parse_options(line, EPOConfig, ModelConfig, AlgorithmArguments)
+
+    configs = []
+    for folder, setting, written in (("a", "rooms", "rooms"), ("b", "doors", "doors"), ("c", "doors", "rooms")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "game_of_a_folder.py").write_text(GAME.format(setting=setting))
+        configs.append(tmp_path / folder / "rl.yaml")
+        configs[-1].write_text(f"environment: game_of_a_folder:Game\n{written}: 2\nuse_cpu: true\nbf16: false\n")
+    path = list(sys.path)
+    code, _, err = typed(main, "--check", *map(str, configs))
+    assert code == 1 and err.startswith(f"{configs[2]}: rooms: unknown in ") and err.count("\n") == 1
+    assert sys.path == path and "game_of_a_folder" not in sys.modules

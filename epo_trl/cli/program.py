@@ -31,7 +31,7 @@ from epo_trl.cli.command_line import (
     read_command_line,
     recipe_file,
 )
-from epo_trl.envs.registry import ENVIRONMENTS
+from epo_trl.envs.registry import ENVIRONMENTS, forgetting_folders
 from epo_trl.errors import EpoTrlError, InputError, one_line
 
 CHECK = "--check"
@@ -262,7 +262,10 @@ def run_program(main: Main, program: Program, argv: Sequence[str]) -> None:
 
 def check_configs(main: Main, configs: Sequence[str], program: Program) -> int:
     """Checks configs and prints the error of each; returns 1 if one is invalid, else 0."""
-    messages = {config: _run(main, ["--config", config, CHECK], program) for config in configs}
+    messages = {}
+    for config in configs:
+        with forgetting_folders():
+            messages[config] = _run(main, ["--config", config, CHECK], program)
     for config, message in messages.items():
         if message:
             _print_error(f"{one_line(config)}: {message}\n")
