@@ -207,6 +207,9 @@ def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, mon
         (["--epo_lambda", "-1"], "epo_lambda: expected a number >= 0, got -1.0"),
         (["--num_generations", "3"], "generation_batch_size"),
         (["--method_kwargs", "{ea: }"], "method_kwargs: expected 'name: value' pairs.*got '{ea: }'"),
+        (["--generation_kwargs", "x"], "generation_kwargs: expected 'name: value' pairs.*got 'x'"),
+        (["--model_init_kwargs", ' ["a"]'], "model_init_kwargs: expected 'name: value' pairs.*got"),
+        (["--use_cpu", "true", "--accelerator_config", "no.json"], "No such file or directory: 'no.json'"),
         (["--config"], "--config: expected a YAML file.*got nothing"),
         (["--config", "a", "--config=b"], "--config: expected a YAML file, .*got more than one"),
     ],
@@ -214,6 +217,16 @@ def test_ranks_with_the_same_error_leave_it_to_the_first(rank, waits, typed, mon
 def test_a_wrong_command_line_is_an_error_that_names_it(argv, says):
     with pytest.raises(InputError, match=says):
         parse("--games", "generated", *argv)
+
+
+def test_pairs_are_read_with_spaces_around_them_and_from_a_yaml_file(tmp_path):
+    for written in (' {"num_cycles": 2}', '\n{"num_cycles": 2} '):
+        config = parse("--games", "generated", "--use_cpu", "true", "--lr_scheduler_kwargs", written)[1]
+        assert config.lr_scheduler_kwargs == {"num_cycles": 2}
+    assert parse("--games", "generated", "--use_cpu", "true", "--lr_scheduler_kwargs", "")[1].lr_scheduler_kwargs == {}
+    (tmp_path / "rl.yaml").write_text("lr_scheduler_kwargs: x\n")
+    with pytest.raises(InputError, match="lr_scheduler_kwargs: expected 'name: value' pairs.*got 'x'"):
+        parse("--games", "generated", "--config", str(tmp_path / "rl.yaml"))
 
 
 def test_a_word_in_braces_is_a_word_where_no_pairs_are_expected():

@@ -132,3 +132,36 @@ def test_a_date_is_a_string(tmp_path):
     assert read_yaml(file, "--config") == expected
     file.write_text(to_yaml(expected))
     assert read_yaml(file, "--config") == expected
+
+
+NUMBERS = [
+    ("010", "010"), ("1:30", "1:30"), ("1:30.5", "1:30.5"), ("-08", "-08"), ("+1_000:0", "+1_000:0"),
+    ("0", 0), ("-12", -12), ("1_000", 1000), ("0x1F", 31), ("0b101", 5), ("0.5", 0.5), (".5", 0.5), ("1_0.5", 10.5),
+    ("1.", 1.0), ("-1.5e-3", -0.0015), ("-.inf", float("-inf")), ("x1", "x1"), ("1x", "1x"), (".", "."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "read"), NUMBERS)
+def test_a_number_is_decimal_without_a_prefix(written, read, tmp_path):
+    """YAML 1.1 takes 010 for 8 and 1:30 for 90."""
+    file = tmp_path / "x.yaml"
+    for text in (f"a: {written}\n", to_yaml({"a": read})):
+        file.write_text(text)
+        assert read_yaml(file, "--config") == {"a": read}
+
+
+def test_zeros_before_an_integer_and_times_are_left_to_the_parser():
+    types = (EPOConfig, ModelConfig, AlgorithmArguments)
+    read = [read_settings(CommandLine([], None, {name: value}, "alfworld", "grpo"), *types) for name, value in (
+        ("max_steps", "010"), ("run_name", "1:30"),
+    )]  # fmt: skip
+    assert (read[0]["max_steps"], read[1]["run_name"]) == (10, "1:30")
+
+
+def test_the_scales_of_rewards_that_the_error_names_can_be_given(tmp_path):
+    file = tmp_path / "x.yaml"
+    for text in ("scale_rewards: x\n", "scale_rewards: no\n"):
+        file.write_text(text)
+        with pytest.raises(InputError) as error:
+            parse_recipe(EPOConfig, ModelConfig, AlgorithmArguments, environment="alfworld", argv=["--config", str(file)])
+        print(error.value)

@@ -31,6 +31,7 @@ from epo_trl.trainers.config import settle_defaults
 
 WIDTH = 120  # columns of a line in the short help
 _THEIRS = {"trl": 1, "transformers": 2}  # packages whose options come last in the help
+_MAY_BE_FILES = {"deepspeed", "fsdp_config", "accelerator_config"}  # options that are `name: value` pairs or their file
 _GENERAL = "general"  # options of no class; the short help shows them first, without a heading
 
 
@@ -53,7 +54,7 @@ def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
             each(**{entry.name: getattr(given, entry.name) for entry in fields(each) if entry.init})
             for each in parser.dataclass_types[1:]
         ]
-    except ValueError as error:  # of a dataclass that rejects a value
+    except (ValueError, OSError) as error:  # of a dataclass that rejects a value, or cannot read the file that it names
         raise InputError(str(error)) from error
     suite = build_suite(chosen)
     if line.check_only:
@@ -120,9 +121,12 @@ class RecipeParser(HfArgumentParser):
             advice = "--help-all lists all, abbreviations are not supported"
             self.error(f"{unknown[0]}: unknown option; {advice}{did_you_mean(unknown[0], known)}")
         hints = {name: hint for kind in self.dataclass_types for name, hint in get_type_hints(kind).items()}
+        pairs = {name for kind in self.dataclass_types for name in getattr(kind, "_VALID_DICT_FIELDS", ())} - _MAY_BE_FILES
         for name, value in vars(given).items():
-            if "dict" in str(hints.get(name)) and isinstance(value, str) and value.startswith("{"):
+            may_be_pairs = "dict" in str(hints.get(name)) and isinstance(value, str)
+            if may_be_pairs and (name in pairs or value.startswith("{")):
                 read_mapping(name, value)
+                setattr(given, name, value.strip() or "{}")
         return given, rest
 
     def _check_values(self) -> None:
