@@ -15,11 +15,15 @@ import yaml
 from epo_trl.errors import InputError
 
 MERGE, TIMESTAMP = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:timestamp"
+INTEGER, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+# Numbers without a sign: as in YAML 1.1, but not those in base 60, nor those in base 8 that begin with 0.
+_INTEGER = r"0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+"
+_FLOAT = r"([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.(inf|Inf|INF|nan|NaN|NAN)"
 
 
 class _Loader(yaml.SafeLoader):
     """Rejects a mapping with a duplicate key, of which YAML's own loader would silently keep the last one. Reads `1e-5`
-    as a number and a date as a string, as YAML 1.2 does.
+    as a number, and a date, `1:30` and `010` as strings.
     """
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
@@ -37,12 +41,11 @@ class _Dumper(yaml.SafeDumper):
 
 for _each in (_Loader, _Dumper):
     _each.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in rules if tag != TIMESTAMP]
+        first: [(tag, pattern) for tag, pattern in rules if tag not in (INTEGER, FLOAT, TIMESTAMP)]
         for first, rules in _each.yaml_implicit_resolvers.items()
     }
-    _each.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-    )
+    for _tag, _pattern in ((INTEGER, _INTEGER), (FLOAT, _FLOAT)):
+        _each.add_implicit_resolver(_tag, re.compile(rf"[-+]?({_pattern})$"), list("-+.0123456789"))
 
 
 def to_yaml(content: Mapping[str, Any]) -> str:
