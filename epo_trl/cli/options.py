@@ -120,14 +120,22 @@ class RecipeParser(HfArgumentParser):
         if unknown := [word.split("=", 1)[0] for word in rest if word.startswith("--")] or rest:
             advice = "--help-all lists all, abbreviations are not supported"
             self.error(f"{unknown[0]}: unknown option; {advice}{did_you_mean(unknown[0], known)}")
+        self._check_pairs(given)
+        return given, rest
+
+    def _check_pairs(self, given: argparse.Namespace) -> None:
+        """Raises `InputError` for a string that is not JSON in place of `name: value` pairs; strips white space.
+
+        An environment's field may have a meaning for other strings.
+        """
         hints = {name: hint for kind in self.dataclass_types for name, hint in get_type_hints(kind).items()}
-        pairs = {name for kind in self.dataclass_types for name in getattr(kind, "_VALID_DICT_FIELDS", ())} - _MAY_BE_FILES
+        configs = [kind for kind in self.dataclass_types if issubclass(kind, TrainingArguments)]
+        only_pairs = {entry.name for kind in configs for entry in fields(kind)} - _MAY_BE_FILES
         for name, value in vars(given).items():
             may_be_pairs = "dict" in str(hints.get(name)) and isinstance(value, str)
-            if may_be_pairs and (name in pairs or value.startswith("{")):
+            if may_be_pairs and (name in only_pairs or value.startswith("{")):
                 read_mapping(name, value)
                 setattr(given, name, value.strip() or "{}")
-        return given, rest
 
     def _check_values(self) -> None:
         """Raises `InputError` for an unknown name in the YAML file, or a value of the wrong type."""

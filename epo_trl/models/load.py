@@ -53,7 +53,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
     """
     name, adapter = _find(model_args)
     if not tiny_size(name):
-        check_output_dir(args.output_dir, name, adapter and adapter.base)
+        check_output_dir(args.output_dir, name, adapter.base if adapter else None)
     quantization, trust = build_quantization(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise InputError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
