@@ -217,7 +217,11 @@ def format_table(
     shared = [f"{name} {values[0]}" for name, values in heads.items() if name != "what" and len(set(values)) == 1]
     columns = [name for name, values in heads.items() if len(set(values)) > 1 or (name == "what" and any(values))]
     table = Table(
-        title=plain(", ".join(shared)) if shared else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        title=plain(", ".join(shared)) if shared else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     for heading in (*columns, "split", "task type"):
         table.add_column(heading, overflow="fold")
@@ -226,7 +230,7 @@ def format_table(
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("turns", "invalid %"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("stopped by", overflow="fold")
+    table.add_column("stopped by", max_width=10 if columns else 18)  # leaves the width to the task types
     for index, (_, report) in enumerate(rows):
         _add_rows(table, [heads[name][index] for name in columns], report, scored)
     text = io.StringIO()
