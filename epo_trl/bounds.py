@@ -46,10 +46,10 @@ class Range:
 
 
 class OneOf(tuple[Any, ...]):
-    """A fixed choice. Its text names the words: other values can be given in Python only."""
+    """A fixed choice. Its text leaves out booleans, which can be given in Python only."""
 
     def __str__(self) -> str:
-        return f"one of {', '.join(repr(choice) for choice in self if isinstance(choice, str))}"
+        return f"one of {', '.join(repr(choice) for choice in self if not isinstance(choice, bool))}"
 
 
 T = TypeVar("T")

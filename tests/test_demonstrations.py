@@ -192,6 +192,8 @@ def test_all_episodes_are_of_the_demonstrated_types(tokenizers):
     rows = rows_of(ToySuite(), tokenizer, shown, 0)
     assert len(rows) == 30 and len({tuple(ids) for ids in rows["input_ids"]}) > 25  # few tasks have the same texts
     assert {labels.count(tokenizer.eos_token_id) for labels in rows["labels"]} == {2}  # a hidden one has more turns
+    both = DemonstrationArguments(**{**settings, "episodes": 1}, demonstrated_types=["visible", "hidden"])
+    assert len(rows_of(ToySuite(), tokenizer, both, 0)) == 1  # a type that the one episode lacks is known all the same
     with pytest.raises(ValueError, match=r"demonstrated_types: expected .*hidden, visible.*, got \['cook'\]"):
         rows_of(ToySuite(), tokenizer, DemonstrationArguments(**settings, demonstrated_types=["visible", "cook"]), 0)
 

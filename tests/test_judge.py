@@ -117,7 +117,7 @@ def test_an_episode_without_scores_keeps_its_rewards_and_a_step_without_any_stop
     assert one.turn_rewards(episode("look", stop=StopReason.ABORTED)) is None
     assert one.end_rl_step(StepSummary(0.0, {})) == {"judge/score": 1.0, "judge/failed": 0.5}
     assert one.turn_rewards(episode("look")) is None
-    with pytest.raises(RuntimeError, match="no scores for any of 1 episodes"):
+    with pytest.raises(RuntimeError, match=r"no scores for any of 1 episodes \(expected a JSON list, .*\); check"):
         one.end_rl_step(StepSummary(0.0, {}))
 
 

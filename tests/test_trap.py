@@ -6,8 +6,9 @@ import pytest
 
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.envs.testing import EnvContract
-from epo_trl.envs.trap import COLOURS, HATCH, TrapSuite, door_on, go_through, optimal_value
+from epo_trl.envs.trap import COLOURS, HATCH, Trap, TrapSuite, door_on, go_through, optimal_value
 from epo_trl.errors import EpoTrlError
+from epo_trl.models.corpus import corpus
 from epo_trl.rollout.demonstrations import play_expert
 from epo_trl.rollout.few_shot import FewShotArguments
 
@@ -97,6 +98,25 @@ def test_an_expert_episode_is_the_same_in_every_environment():
     )
     assert first == second and 0 < sum(first) < len(first)
     assert FewShotArguments(few_shot=9).few_shot_of(suite) == FewShotArguments(few_shot=9).few_shot_of(suite)
+
+
+def test_the_corpus_does_not_depend_on_how_many_environments_were_made():
+    class Omens(Trap):
+        def _see(self):
+            omen = f" Omen {'abcdefghij'[self.luck.randrange(10)]}." if self.moves else ""
+            return super()._see() + omen
+
+    class OmenSuite(TrapSuite):
+        def make_env(self):
+            self._made += 1
+            return Omens(3, 4, 0.35, 12, self._made)
+
+        def demonstration_tasks(self, split, max_turns, count=None):
+            return super().demonstration_tasks(split, max_turns, 3)
+
+    suite = OmenSuite()
+    first = corpus(suite, "corridor")
+    assert len([text for text in first if "Omen" in text]) > 2 and corpus(suite, "corridor") == first
 
 
 @pytest.mark.parametrize(

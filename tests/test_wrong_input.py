@@ -128,6 +128,7 @@ def test_a_folder_of_a_model_is_not_taken_for_a_tiny_model(name, file, monkeypat
     with pytest.raises(InputError, match=f"^player: got '{name}', .*; write ./{name} for the folder"):
         check_model_name(name, "player")
     check_model_name(f"./{name}")
+    check_model_name(name, output_dir=str(tmp_path / name))  # the same command again, after the run has ended
 
 
 def test_loading_checks_the_name_too(monkeypatch, tmp_path):

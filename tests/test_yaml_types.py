@@ -8,6 +8,7 @@ import pytest
 from trl import ModelConfig
 from typed import parse_recipe
 
+from epo_trl.bounds import OneOf
 from epo_trl.cli.command_line import AlgorithmArguments, CommandLine
 from epo_trl.cli.options import check_types, read_settings
 from epo_trl.errors import InputError
@@ -160,3 +161,4 @@ def test_the_error_names_the_scales_of_rewards_that_a_config_can_have():
     with pytest.raises(InputError, match="scale_rewards: expected one of 'group', 'batch', 'none', got 'x'"):
         EPOConfig("x", use_cpu=True, scale_rewards="x")
     assert EPOConfig("x", use_cpu=True, scale_rewards=False).scale_rewards == "none"
+    assert str(OneOf((0, 2, 3))) == "one of 0, 2, 3"

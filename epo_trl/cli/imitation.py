@@ -75,13 +75,15 @@ def demonstrations(
     shots = args.few_shot_of(suite)
     context = args.build_context(suite, tokenizer, shots, args.context, args.history_length, end_ids=end_ids)
     types = args.demonstrated_types
-    ids = suite.demonstration_tasks("train", args.max_turns, None if types else args.episodes)
+    ids: Sequence[str] = (
+        tasks_of_types(suite, types, args.max_turns, args.episodes)
+        if types
+        else suite.demonstration_tasks("train", args.max_turns, args.episodes)
+    )
     if not ids:
         raise InputError(
             f"max_turns: expected a larger number, got {args.max_turns}, in which the expert solves no task"
         )
-    if types:
-        ids = tasks_of_types(suite, ids, types, args.episodes)
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
     with progress_bar(len(tasks), "expert episodes") as bar:
         episodes = expert_episodes(

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.integrations import deepspeed
@@ -24,6 +23,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import FINISHED, what_model
+from epo_trl.long_runs.run_lock import on_main_process
 
 BASE = "base"
 NOTE = "made_from.txt"
@@ -199,33 +199,35 @@ def _find_base(name: str, recorded: str | None) -> str:
     return recorded
 
 
-def keep_base(
-    make: Callable[[], Any], tokenizer: Any, run_dir: str, source: str, source_base: str | None = None
-) -> str:
-    """Builds a model and saves it in the run's folder `base`, in the main process; returns that folder.
+def keep_base(args: Any, make: Callable[[], Any], tokenizer: Any, source: str, source_base: str | None = None) -> str:
+    """Builds a model and saves it in the run's folder `base`, in the main process; returns that folder. Collective.
 
     A run that has a checkpoint or is finished keeps its original base.
 
     Args:
+        args: Training arguments of the run.
         make: Function that builds the model.
         tokenizer: Tokenizer to save with the model.
-        run_dir: Output folder of the run.
         source: Source of the model.
         source_base: Base of the source if that is an adapter.
 
     Raises:
-        InputError: If the run was started with a base from another source, or the folder is not its own.
+        InputError: On every rank, if the run was started with a base from another source, or the folder is not its own.
     """
-    folder, state = Path(run_dir) / BASE, PartialState()
-    with state.main_process_first():
-        before = made_from(folder) if _has_model(run_dir) else []
+    folder = Path(args.output_dir) / BASE
+
+    def keep() -> None:
+        before = made_from(folder) if _has_model(args.output_dir) else []
         if before and before[-1] != what_model(source):
             raise InputError(
-                f"model_name_or_path: got {source}, but {run_dir} was begun with {before[0]}; use another output_dir"
+                f"model_name_or_path: got {source}, but {args.output_dir} was begun with {before[0]}; use another "
+                "output_dir"
             )
-        if state.is_main_process and not before:
+        if not before:
             _check_may_replace(folder, source_base)
             save_whole(make(), tokenizer, folder, source)
+
+    on_main_process(args, keep)
     return str(folder)
 
 
@@ -239,20 +241,22 @@ def _check_may_replace(folder: Path, source_base: str | None) -> None:
         )
 
 
-def drop_base(run_dir: str, start: str) -> None:
-    """Deletes a base that an attempt without a checkpoint has left in the run's folder, in the main process.
+def drop_base(args: Any, start: str) -> None:
+    """Deletes a base that an attempt without a checkpoint has left in the run's folder. Collective.
 
     `_find_base` would prefer it to the base of the run's adapter.
 
     Args:
-        run_dir: Output folder of the run.
+        args: Training arguments of the run.
         start: Model or base that the run starts from, which stays.
     """
-    folder, state = Path(run_dir) / BASE, PartialState()
-    with state.main_process_first():
-        stays = _has_model(run_dir) or folder.resolve() == Path(start).resolve()
-        if state.is_main_process and not stays and made_from(folder):
+    folder = Path(args.output_dir) / BASE
+
+    def drop() -> None:
+        if not _has_model(args.output_dir) and folder.resolve() != Path(start).resolve() and made_from(folder):
             shutil.rmtree(folder)
+
+    on_main_process(args, drop)
 
 
 def _has_model(run_dir: str) -> bool:

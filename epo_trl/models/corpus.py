@@ -27,11 +27,13 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
     with contextlib.closing(suite.make_env()) as env:
         for seed, task_id in enumerate(suite.demonstration_tasks("train", CORPUS_TURNS, CORPUS_TASKS)):
             observation, info = checked_reset(env, task_id, seed)
+            env.reseed(seed)
             expert = _expert(suite, seed)
             answer, _, terminated, truncated, _ = checked_step(env, NO_ACTION, task_id, info)
             texts.add(answer)  # the observation after a mistake
             if terminated or truncated:  # `?` may be a valid action where none are listed
                 observation, info = env.reset(seed=seed, options={"task_id": task_id})
+                env.reseed(seed)
             expert.reset(observation, info)
             for _ in range(CORPUS_TURNS):
                 texts |= {observation, info["task"], *(info["admissible_actions"] or ())}

@@ -51,20 +51,20 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         suite: Task suite.
         template: Name or folder of the prompt template.
     """
-    name, adapter = _find(model_args)
+    name, adapter = _find(model_args, args.output_dir)
     if not tiny_size(name):
         check_output_dir(args.output_dir, name, adapter.base if adapter else None)
     quantization, trust = build_quantization(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise InputError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
     kwargs = {**_init_kwargs(model_args), **(args.model_init_kwargs or {})}
-    drop_base(args.output_dir, name if adapter is None else adapter.base)
+    drop_base(args, name if adapter is None else adapter.base)
     if tiny_size(name):
         model, tokenizer = _tiny(model_args, suite, template, args.seed)
         if not model_args.use_peft:
             return {"model": model, "processing_class": tokenizer}
         made = model
-        model = keep_base(lambda: made, tokenizer, args.output_dir, name)
+        model = keep_base(args, lambda: made, tokenizer, name)
     else:
         model, tokenizer = name, _load_own_tokenizer(name, adapter, model_args, **trust)
     if adapter is not None:
@@ -77,7 +77,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
             return {"model": model, "processing_class": tokenizer}
         with whole_weights():
             merged = partial(adapter.merged, dtype="auto", **trust)
-            model = keep_base(merged, tokenizer, args.output_dir, name, adapter.base)
+            model = keep_base(args, merged, tokenizer, name, adapter.base)
     args.model_init_kwargs = kwargs
     return {
         "model": model,
@@ -198,9 +198,9 @@ def build_quantization(model_args: ModelConfig) -> Any:
     return get_quantization_config(model_args)
 
 
-def _find(model_args: ModelConfig) -> tuple[str, Adapter | None]:
+def _find(model_args: ModelConfig, output_dir: str | None = None) -> tuple[str, Adapter | None]:
     """Returns the name of the model, and the adapter if the name is an adapter's."""
-    check_model_name(model_args.model_name_or_path, revision=model_args.model_revision)
+    check_model_name(model_args.model_name_or_path, revision=model_args.model_revision, output_dir=output_dir)
     name: str = model_args.model_name_or_path
     with _named(name):
         return name, None if tiny_size(name) else Adapter.find(name, model_args.model_revision)

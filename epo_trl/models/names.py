@@ -41,22 +41,26 @@ def tiny_size(name: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2])
 
 
-def check_model_name(name: str | None, field: str = "model_name_or_path", revision: str | None = None) -> None:
+def check_model_name(
+    name: str | None, field: str = "model_name_or_path", revision: str | None = None, output_dir: str | None = None
+) -> None:
     """Raises `InputError` if a name is neither the folder of a model nor, as far as one request can tell, a Hub id.
 
-    The name of a tiny model may not also be that of a folder with a model. A path that does not exist may look like a
-    Hub id. transformers then requests each file of a model from the Hub, five times each without a network. This
-    function sends one request. A slow or failing Hub is left to transformers.
+    The name of a tiny model may not also be that of a folder with a model, other than the run's own. A path that does
+    not exist may look like a Hub id. transformers then requests each file of a model from the Hub, five times each
+    without a network. This function sends one request. A slow or failing Hub is left to transformers.
 
     Args:
         name: Folder, Hub id, `"tiny"` or `"tiny:WIDTHxLAYERS"`.
         field: Name of the option, for the message.
         revision: Revision on the Hub.
+        output_dir: Output folder of the run.
     """
     if not name:
         raise InputError(f"{field}: expected a Hub id, a local path or 'tiny', got nothing")
     if tiny_size(name):
-        if _has_one_of(name, CONFIGS):
+        is_own = output_dir is not None and Path(output_dir).resolve() == Path(name).resolve()
+        if _has_one_of(name, CONFIGS) and not is_own:
             raise InputError(
                 f"{field}: got {name!r}, random weights, but there is a model in a folder of that name; write ./{name} "
                 "for the folder, or rename it"

@@ -110,28 +110,29 @@ def expert_episodes(
         )
 
 
-def tasks_of_types(suite: TaskSuite, task_ids: Sequence[str], task_types: Sequence[str], count: int) -> list[str]:
-    """Returns the first `count` tasks of the given types in a random order, which is the same in every process.
+def tasks_of_types(suite: TaskSuite, task_types: Sequence[str], max_turns: int, count: int) -> list[str]:
+    """Returns up to `count` training tasks of the given types for the expert to play; the same in every process.
+
+    Tries more and more tasks, since a suite may have to find out which of them its expert solves.
 
     Raises:
-        InputError: If one of the types occurs in none of the tasks tried.
+        InputError: If no task has one of the types.
     """
-    found: list[str] = []
-    known: set[str] = set()
+    tried = count
+    types: dict[str, str] = {}
     with contextlib.closing(suite.make_env()) as env:
-        for task_id in random.Random(0).sample(task_ids, len(task_ids)):
-            task_type = checked_reset(env, task_id, 0)[1]["task_type"]
-            known.add(task_type)
-            found += [task_id] if task_type in task_types else []
-            if len(found) == count:
+        while True:
+            ids = suite.demonstration_tasks("train", max_turns, tried)
+            types |= {name: checked_reset(env, name, 0)[1]["task_type"] for name in ids if name not in types}
+            found = [name for name in ids if types[name] in task_types]
+            unknown = sorted(set(task_types) - set(types.values()))
+            if len(ids) < tried or (len(found) >= count and not unknown):
                 break
-    unknown = [name for name in task_types if name not in known]
-    if unknown:
-        raise InputError(
-            f"demonstrated_types: expected names from {', '.join(sorted(known))}, got {unknown}; if a type is so rare "
-            f"that none of the tasks tried for {count} episodes has it, use more episodes"
-        )
-    return found
+            tried *= 2
+    if ids and unknown:
+        known = ", ".join(sorted(set(types.values())))
+        raise InputError(f"demonstrated_types: expected names from {known}, got {unknown}")
+    return random.Random(0).sample(found, min(count, len(found)))
 
 
 def play_expert(

@@ -93,6 +93,7 @@ class Judge(Tallied):
             named_object("function", self.function, "'module:function'") if self.function else self._ask
         )
         self.tally = Tally("score", "turns", "failed", "episodes")
+        self._failure = ""  # the last one
 
     def turn_rewards(self, episode: Episode) -> Sequence[float] | None:
         """Returns the rewards of the turns plus their weighted scores; `None` if there are no scores."""
@@ -100,7 +101,8 @@ class Judge(Tallied):
             return None
         try:
             scores = check_scores(self._score(episode), len(episode.turns))
-        except NoScoresError:
+        except NoScoresError as error:
+            self._failure = str(error)
             self.tally.add(score=0, turns=0, failed=1, episodes=1)
             return None
         self.tally.add(score=sum(scores), turns=len(scores), failed=0, episodes=1)
@@ -116,7 +118,8 @@ class Judge(Tallied):
         episodes = sums["episodes"]
         if episodes and sums["failed"] == episodes:
             raise RuntimeError(
-                f"judge: no scores for any of {episodes:.0f} episodes; check {self.url or self.function}"
+                f"judge: no scores for any of {episodes:.0f} episodes ({self._failure}); check "
+                f"{self.url or self.function}"
             )
         return {"judge/score": sums["score"] / max(sums["turns"], 1), "judge/failed": sums["failed"] / max(episodes, 1)}
 
