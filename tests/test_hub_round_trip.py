@@ -1,5 +1,6 @@
 """A LoRA run on a chat model leaves what plain transformers and PEFT load, play the same with, and go on from."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import transformers.trainer
 from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig
 from safetensors.torch import load_file
+from run_kit import left
 from trainer_kit import make_config, make_model, make_trainer, make_warm_start, saved, toy_tokenizer
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig
@@ -170,6 +172,22 @@ def test_an_uploaded_checkpoint_is_complete(tmp_path, hub):
     hub.upload_folder = upload_folder
     make_warm_start(tmp_path / "agent", [[5, 6, 7, 8]], push_to_hub=True, hub_strategy="checkpoint").train()
     assert found == [("checkpoint-1", None), ("checkpoint-2", None)]
+
+
+def test_a_disk_that_is_full_at_the_upload_of_a_checkpoint_leaves_the_checkpoint(tmp_path, hub):
+    """The upload copies the weights into `output_dir`, after the checkpoint is complete."""
+
+    def upload_folder(*, folder_path, **_):
+        if (Path(folder_path) / "checkpoint-2").is_dir():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return SimpleNamespace(done=lambda: True)
+
+    hub.upload_folder = upload_folder
+    run = make_warm_start(tmp_path / "agent", [[5, 6, 7, 8]], push_to_hub=True, save_total_limit=1)
+    with pytest.raises(OSError, match="No space left"):
+        run.train()
+    assert left(tmp_path / "agent") == ["checkpoint-2"]
+    assert find_corruption(tmp_path / "agent" / "checkpoint-2") is None
 
 
 @pytest.mark.usefixtures("hub")

@@ -436,6 +436,14 @@ def test_an_error_that_tells_of_a_full_disk_is_explained_and_another_is_not(tmp_
         raise error
     with pytest.raises(RuntimeError, match="shapes differ"), room.explained():
         raise RuntimeError("shapes differ")
+    checkpoint = tmp_path / "checkpoint-1"
+    for is_complete in (False, True):
+        checkpoint.mkdir()
+        if is_complete:
+            write_manifest(checkpoint)
+        with pytest.raises(DiskFullError), room.explained():
+            raise error
+        assert checkpoint.exists() == is_complete
     DiskRoom.for_checkpoint(str(tmp_path / "not" / "yet" / "checkpoint-1"), 10).check()
 
 

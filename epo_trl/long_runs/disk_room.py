@@ -44,7 +44,7 @@ class DiskRoom:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Converts an out-of-space error into `DiskFullError`, after it deletes the partial files.
+        """Converts an out-of-space error into `DiskFullError`, after it deletes a partial folder.
 
         The libraries that write raise different types of errors.
         """
@@ -56,7 +56,8 @@ class DiskRoom:
             if not disk_full and self._free_bytes() >= self.needed:
                 raise
             message = self._message()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if find_corruption(self.folder) is not None:
+                shutil.rmtree(self.folder, ignore_errors=True)
             raise DiskFullError(message) from error
 
     def _free_bytes(self) -> int:

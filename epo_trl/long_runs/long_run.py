@@ -325,6 +325,8 @@ class LongRun(Trainer):
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             rotate(os.path.dirname(folder), self.args.save_total_limit, {folder, *([best] if best else [])})
+        if self.args.push_to_hub:  # it needs disk space too, so it comes after the rotation
+            self._push_from_checkpoint(folder)
 
     def _write_checkpoint(self, model: Any, trial: Any, folder: str) -> None:
         if self.args.should_save:
@@ -339,8 +341,6 @@ class LongRun(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             write_manifest(folder)
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(folder)
 
     @contextmanager
     def _without_rotation(self, upload: bool = True) -> Iterator[None]:
