@@ -83,7 +83,7 @@ def test_the_state_before_a_refused_batch_has_nothing_of_the_batch(tmp_path):
 
 def test_a_whole_checkpoint_of_the_step_is_not_written_again(tmp_path):
     trainer = breaking(make_trainer, tmp_path, rollout=3, save_strategy="steps", save_steps=2)
-    saves = results_of(trainer, "_save_checkpoint")
+    saves = results_of(trainer, "_write_checkpoint")
     with pytest.raises(TooManyAborted, match="the state before it is in .*checkpoint-2") as caught:
         trainer.train()
     assert len(saves) == 1

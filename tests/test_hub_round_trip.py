@@ -12,8 +12,8 @@ import torch
 import transformers.trainer
 from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig
-from safetensors.torch import load_file
 from run_kit import left
+from safetensors.torch import load_file
 from trainer_kit import make_config, make_model, make_trainer, make_warm_start, saved, toy_tokenizer
 from transformers import AutoModelForCausalLM
 from trl import ModelConfig

@@ -69,19 +69,35 @@ class StopOnSigterm(TrainerCallback):
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Requests a checkpoint and the end of training if any rank received the signal."""
-        if state.global_step < state.max_steps and self._any_rank_received():
-            control.should_save = control.should_training_stop = self.stopped = True
+        """Requests a checkpoint and the end of training if any rank received the signal.
+
+        At the end of an epoch the checkpoint comes after the epoch's evaluation.
+        """
+        self._stop(state, control, save=not _is_end_of_epoch(state))
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Requests the checkpoint, or cancels evaluation and checkpoint of an epoch that is not complete."""
+        if self.stopped:
+            control.should_save = _is_end_of_epoch(state)
+            control.should_evaluate = control.should_evaluate and control.should_save
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Does the same after an evaluation; the step's checkpoint follows it."""
+        """Requests both after an evaluation too."""
         if state.global_step > 0:
-            self.on_step_end(args, state, control)
+            self._stop(state, control, save=True)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Requests only the end of training: the checkpoint was just saved."""
+        self._stop(state, control, save=False)
+
+    def _stop(self, state: Any, control: Any, *, save: bool) -> None:
         if state.global_step < state.max_steps and self._any_rank_received():
             control.should_training_stop = self.stopped = True
+            control.should_save = control.should_save or save
+
+
+def _is_end_of_epoch(state: Any) -> bool:
+    return float(state.epoch).is_integer()
 
 
 class ReturnFreedMemory(TrainerCallback):

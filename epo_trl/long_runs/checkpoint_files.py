@@ -132,7 +132,7 @@ def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     return None
 
 
-def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str]) -> None:
+def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str | None]) -> None:
     """Deletes checkpoints until `limit` are left: incomplete ones first, then the oldest, but none of `keep`.
 
     A limit of `None` or 0 keeps all.
@@ -140,7 +140,7 @@ def rotate(folder: str | os.PathLike[str], limit: int | None, keep: set[str]) ->
     if not limit or limit < 0:
         return
     found = sorted(checkpoints(folder), key=lambda path: (find_corruption(path) is None, step_of(path)))
-    excluded = {os.path.realpath(path) for path in keep}
+    excluded = {os.path.realpath(path) for path in keep if path}
     for path in [path for path in found if os.path.realpath(path) not in excluded][: max(0, len(found) - limit)]:
         shutil.rmtree(path, ignore_errors=True)
 

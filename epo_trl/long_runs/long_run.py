@@ -98,7 +98,7 @@ class LongRun(Trainer):
 
     def _run_state(self) -> dict[str, Any]:
         """Returns the run's state that transformers does not save, as plain JSON types."""
-        return {}
+        return {"settings": self._settings, "branched_from": self._branched_from}
 
     def _load_run_state(self, state: dict[str, Any]) -> None:
         """Restores a state returned by `_run_state`."""
@@ -309,7 +309,7 @@ class LongRun(Trainer):
     # --- Checkpoints --------------------------------------------------------------------------------------------
 
     def save_checkpoint(self) -> str:
-        """Saves a checkpoint of this step and returns its folder. Collective."""
+        """Saves a checkpoint of this step, unless there is a complete one, and returns its folder. Collective."""
         self._save_checkpoint(self.model, trial=None)
         return self._checkpoint_folder(None)
 
@@ -318,13 +318,14 @@ class LongRun(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = self._checkpoint_folder(trial)
+        if on_main_process(self.args, partial(find_corruption, folder, contents=True)) is None:
+            return  # saved already, as at the end of an epoch
         room = on_main_process(self.args, lambda: DiskRoom.for_checkpoint(folder, self._bytes_of_weights()))
         on_main_process(self.args, room.check)
         with room.explained():
             self._write_checkpoint(model, trial, folder)
         if self.args.should_save:
-            best = self.state.best_model_checkpoint
-            rotate(os.path.dirname(folder), self.args.save_total_limit, {folder, *([best] if best else [])})
+            rotate(os.path.dirname(folder), self.args.save_total_limit, {folder, self.state.best_model_checkpoint})
         if self.args.push_to_hub:  # it needs disk space too, so it comes after the rotation
             self._push_from_checkpoint(folder)
 
@@ -336,8 +337,7 @@ class LongRun(Trainer):
             super()._save_checkpoint(model, trial)
         self._save_rank_state(folder)
         if self.args.should_save:
-            own = {"settings": self._settings, "branched_from": self._branched_from}
-            write_state(os.path.join(folder, STATE_FILE), {**self._run_state(), **own})
+            write_state(os.path.join(folder, STATE_FILE), self._run_state())
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             write_manifest(folder)

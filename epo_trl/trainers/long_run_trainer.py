@@ -8,7 +8,6 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +17,9 @@ from trl import GRPOTrainer
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport
-from epo_trl.long_runs.checkpoint_files import find_corruption, move_aside
+from epo_trl.long_runs.checkpoint_files import move_aside
 from epo_trl.long_runs.guards import UpdateGuard, check_skipped
 from epo_trl.long_runs.long_run import STATE_FILE, LongRun
-from epo_trl.long_runs.run_lock import on_main_process
 from epo_trl.long_runs.run_settings import content_digest, differences, model_digest
 from epo_trl.long_runs.state_file import read_state
 from epo_trl.methods import Methods, build_methods
@@ -241,15 +239,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         # The rest of the RL step then uses a newly collected batch.
 
     def save_between_updates(self) -> str | None:
-        """Returns the folder of a complete checkpoint of this step, which it saves if there is none. Collective.
-
-        Within an optimizer step it saves nothing and returns `None`.
-        """
-        if self._passed_at == self.state.global_step:
-            return None
-        folder = self._checkpoint_folder(None)
-        wrong = on_main_process(self.args, partial(find_corruption, folder))
-        return folder if wrong is None else self.save_checkpoint()
+        """Does as `save_checkpoint`; within an optimizer step it saves nothing and returns `None`. Collective."""
+        return None if self._passed_at == self.state.global_step else self.save_checkpoint()
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best evaluation, and sends them to vLLM before the next generation."""
