@@ -191,6 +191,17 @@ def test_bad_messages_are_answered_with_errors_and_harm_nobody(trap):
     asyncio.run(play())
 
 
+def test_an_action_that_the_server_does_not_read_is_an_invalid_action(trap):
+    env = client_suite(trap, action_key="").make_env()
+    env.reset(options={"task_id": "train/1"})
+    deep = "[" * 250 + "]" * 250  # more levels than the server reads
+    for action in ('{"message": "\\ud83d"}', f'{{"message": "x", "deep": {deep}}}'):  # half of a character
+        *_, info = env.step(action)
+        assert not info["accepted"] and info["refusal"].endswith("(code: INVALID_JSON)")
+    assert env.step('{"message": "sing"}')[2:4] == (False, False)
+    env.close()
+
+
 HOLD = """
 import asyncio, sys
 from openenv.core import GenericEnvClient

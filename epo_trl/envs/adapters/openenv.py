@@ -19,8 +19,8 @@ from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
 from epo_trl.envs.base import AsyncTextEnv, EnvError, Info
 
-# Endings of a server's error for an action that it rejects or whose environment rejects it.
-_REFUSALS = ("(code: VALIDATION_ERROR)", "(code: EXECUTION_ERROR)")
+# Endings of a server's error for an action that it cannot read or rejects, or that its environment rejects.
+_REFUSALS = ("(code: INVALID_JSON)", "(code: VALIDATION_ERROR)", "(code: EXECUTION_ERROR)")
 
 
 class OpenEnv(AsyncTextEnv, NumberedEnv):
