@@ -11,6 +11,7 @@ import requests
 import torch
 from peft import LoraConfig
 from trainer_kit import make_config, make_model, make_ppo, make_trainer
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from trl.generation.vllm_generation import VLLMGeneration
 
 from epo_trl.errors import InputError
@@ -314,6 +315,17 @@ def test_a_cache_that_is_too_small_for_a_prompt_is_named(tmp_path):
     with pytest.raises(EngineError, match="transformers_continuous_batching_config: .* got 64 blocks of 32 tokens"):
         trainer.play([("train/0", 0)])
     del engine.submit
+    assert len(trainer.play([("train/0", 0)])[0].turns) == 2, "the next rollout begins anew"
+
+
+def test_an_error_before_continuous_batching_has_begun_is_the_one_that_is_raised(tmp_path, monkeypatch):
+    def warmup(self):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    trainer = make_trainer(tmp_path, max_turns=2, **CONTINUOUS)
+    with monkeypatch.context() as full, pytest.raises(torch.OutOfMemoryError):
+        full.setattr(ContinuousBatchingManager, "warmup", warmup)
+        trainer.play([("train/0", 0)])
     assert len(trainer.play([("train/0", 0)])[0].turns) == 2, "the next rollout begins anew"
 
 

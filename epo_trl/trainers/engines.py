@@ -56,8 +56,8 @@ class ContinuousBatchingEngine(PolicyEngine):
     Its scheduler runs in this thread and not in its own, so that threads do not decide the order of the samples.
     """
 
-    _manager: Any
-    _processor: Any
+    _manager: Any = None
+    _processor: Any = None
 
     @contextmanager
     def rollout(self, context: ContextBuilder, count: int) -> Iterator[None]:
@@ -87,7 +87,7 @@ class ContinuousBatchingEngine(PolicyEngine):
                 yield
             finally:
                 self._manager.destroy()
-                del self._manager, self._processor
+                self._manager = self._processor = None
                 policy.set_attn_implementation(attention)
         trainer.model.train(training)
 
