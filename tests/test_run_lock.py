@@ -89,10 +89,12 @@ def test_on_a_disk_without_locks_the_process_is_looked_for(tmp_path, other, monk
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(RunningError, match=f"process {other} on"):
+    says = f"process {other} on .*its id may belong to another program.*delete {tmp_path / LOCK} and start again"
+    with pytest.raises(RunningError, match=says):
         take(tmp_path)
     record = json.loads((tmp_path / LOCK).read_text())
-    for pid in (2**22 + 1, 10**30, "x", None):  # the first is beyond the largest there can be
+    # The first is beyond the largest there can be; a restarted container may give this process the id of the last run.
+    for pid in (2**22 + 1, 10**30, "x", None, os.getpid(), 0, -1):
         (tmp_path / LOCK).write_text(json.dumps({**record, "pid": pid}))
         take(tmp_path)
 

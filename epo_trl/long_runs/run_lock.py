@@ -91,15 +91,17 @@ def _locked_file(path: Path, field: str) -> TextIO:
     """Opens and locks the file. The kernel releases the lock when the process ends."""
     while True:
         file = _opened(path, field)
+        advice = f"Wait until it ends, stop it, or use another {field}"
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             taken = False
         except OSError as error:
-            taken = error.errno not in _NO_LOCKS or _is_alive(_record(file))
+            has_locks = error.errno not in _NO_LOCKS
+            taken = has_locks or _is_alive(_record(file))
+            if not has_locks:
+                advice += f". If it has ended (its id may belong to another program), delete {path} and start again"
         if taken:
-            message = (
-                f"{_in_use(path.parent, _record(file), field)}. Wait until it ends, stop it, or use another {field}"
-            )
+            message = f"{_in_use(path.parent, _record(file), field)}. {advice}"
             file.close()
             raise RunningError(message)
         if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
@@ -132,7 +134,11 @@ def _record(file: TextIO) -> dict[str, Any]:
 
 
 def _is_alive(record: dict[str, Any]) -> bool:
-    if record.get("host") != socket.gethostname():
+    """Returns whether another process of this machine has the id of the holder.
+
+    If this process has it, the holder ran in a container that was restarted, or its id was given anew.
+    """
+    if record.get("host") != socket.gethostname() or record["pid"] < 1 or record["pid"] == os.getpid():
         return False
     try:
         os.kill(record["pid"], 0)
