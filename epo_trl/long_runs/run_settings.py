@@ -58,7 +58,7 @@ def check_training_arguments(args: Any) -> None:
     if not args.output_dir:
         raise InputError("output_dir: expected a folder, got an empty string")
     _check_steps(args)
-    if args.max_grad_norm is not None and not args.max_grad_norm >= 0:
+    if args.max_grad_norm is None or not args.max_grad_norm >= 0:
         raise InputError(f"max_grad_norm: expected a number >= 0 (0: no clipping), got {args.max_grad_norm}")
     if not 0 <= args.seed < 2**32:
         raise InputError(f"seed: expected an integer from 0 to 2**32 - 1, got {args.seed}")
