@@ -13,6 +13,7 @@ import yaml
 
 from epo_trl.cli import main
 from epo_trl.long_runs.run_lock import folder_lock
+from epo_trl.study import runner
 
 pytestmark = pytest.mark.slow
 
@@ -214,6 +215,18 @@ def test_runs_are_parallel_but_no_more_than_asked(study, jobs, order, capsys):
     arms = {name: {"seconds": 0.3, "success": [0.5] * 3} for name in "ab"}
     assert study("--jobs", str(jobs), seeds=[1], warm_start=None, arms=arms) == 0
     assert re.findall("starts|finished", capsys.readouterr().err) == order
+
+
+def test_an_interrupt_while_a_line_is_printed_ends_the_programs_too(study, monkeypatch, capsys):
+    def say(text):
+        if "finished" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "_say", say)
+    arms = {name: {"seconds": seconds, "success": [0.5] * 3} for name, seconds in (("short", 0), ("long", 15))}
+    assert study("--jobs", "2", seeds=[1], warm_start=None, arms=arms) == 1
+    assert "interrupted; repeat the command" in capsys.readouterr().err
+    assert [path.parent.name for path in Path("runs/mine").glob("*/_finished.json")] == ["short-seed1"]
 
 
 @pytest.mark.parametrize(("how", "most"), [(signal.SIGTERM, 1), (signal.SIGINT, 3)])

@@ -92,21 +92,26 @@ class Runner:
                 for run in batch:
                     if run.needs is not None and run.needs.name in failed:
                         failed[run.name] = f"{run.needs.name} has failed"
-                for run, error in self._run_all([run for run in batch if run.name not in failed]):
-                    ended += 1
-                    _say(f"{run.name}: {'failed' if error else 'finished'} ({ended} of {count})")
-                    if error:
-                        failed[run.name] = error
+                with self._pool() as pool:
+                    futures = {pool.submit(self._run, run): run.name for run in batch if run.name not in failed}
+                    for future in as_completed(futures):
+                        ended += 1
+                        name, error = futures[future], future.result()
+                        _say(f"{name}: {'failed' if error else 'finished'} ({ended} of {count})")
+                        if error:
+                            failed[name] = error
             return failed
 
-    def _run_all(self, runs: Sequence[StudyRun]) -> Iterator[tuple[StudyRun, str]]:
-        """Yields each run with its error, as they end. A second Ctrl-C or SIGTERM kills the programs."""
+    @contextlib.contextmanager
+    def _pool(self) -> Iterator[ThreadPoolExecutor]:
+        """Yields the threads that wait for the programs.
+
+        Ctrl-C or SIGTERM in the block is passed on to the programs; a second one kills them.
+        """
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         pool = ThreadPoolExecutor(self.jobs)
-        futures = {pool.submit(self._run, run): run for run in runs}
         try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            yield pool
         except KeyboardInterrupt:
             _say(STOPPING)
             self._signal(signal.SIGTERM)
