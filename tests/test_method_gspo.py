@@ -70,18 +70,6 @@ def test_where_an_episode_is_one_turn_the_ratio_is_trls_per_sequence(tmp_path):
     assert difference(per_turn, by_trl) < 1e-5 < 1e-3 < difference(per_turn, per_token)
 
 
-def test_the_result_does_not_depend_on_the_cut(tmp_path):
-    whole, cut = (
-        weights(
-            tmp_path, policy_method="gspo", per_device_train_batch_size=size, gradient_accumulation_steps=8 // size,
-            loss_type="dapo",
-        )
-        for size in (8, 2)
-    )  # fmt: skip
-    assert difference(whole, cut) < 1e-5
-    assert difference(whole, weights(tmp_path, loss_type="dapo")) > 1e-3
-
-
 def test_with_one_update_on_each_batch_nothing_changes_and_a_warning_says_so(tmp_path):
     plain = weights(tmp_path, 1)
     with pytest.warns(UserWarning, match="'gspo' with one update per batch"):
