@@ -110,24 +110,6 @@ def test_the_line_of_a_step_shows_aborted_episodes_if_there_are_any():
     assert short_line(1, {"env/success_rate": 0.25, "env/aborted": 0.0}) == "step    1  success 25%"
 
 
-def test_an_environment_that_cannot_be_closed_leaves_no_other_open(tmp_path):
-    trainer, closed = make_trainer(tmp_path), []
-
-    class Stuck:
-        def __init__(self, name):
-            self.name = name
-
-        def close(self):
-            closed.append(self.name)
-            if self.name == "last":
-                raise OSError("it hangs")
-
-    trainer.player.envs = [Stuck("first"), Stuck("last")]
-    with pytest.warns(UserWarning, match="close.. failed: OSError: it hangs"):
-        trainer.close_envs()
-    assert closed == ["last", "first"] and not trainer.player.envs
-
-
 @pytest.mark.parametrize(("others_have", "zeros"), [(True, [[0.0]]), (False, None)])
 def test_a_rank_without_a_usable_episode_has_log_probabilities_where_the_others_have_them(others_have, zeros):
     """vLLM gives them, and TRL compares them with its own on every rank."""

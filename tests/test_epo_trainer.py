@@ -5,6 +5,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -708,9 +709,16 @@ def test_closing_frees_every_environment_and_the_next_rollout_makes_new_ones(tmp
     trainer = make_trainer(tmp_path, max_steps=1)
     trainer.train()
     used, closed = list(trainer.player.envs), []
+
+    def close(env):
+        closed.append(env)
+        if env is used[-1]:
+            raise OSError("it hangs")
+
     for env in used:
-        env.close = lambda env=env: closed.append(env)
-    trainer.close_envs()
+        env.close = partial(close, env)
+    with pytest.warns(UserWarning, match="close.. failed: OSError: it hangs"):
+        trainer.close_envs()
     assert len(used) > 1 and closed == used[::-1] and not trainer.player.envs
     trainer.evaluate()
     assert trainer.player.envs and not set(map(id, trainer.player.envs)) & set(map(id, used))
