@@ -380,18 +380,3 @@ def test_a_template_that_has_no_place_for_examples_is_named(tokenizer):
     assert build(context_of(tokenizer, "concatenated", first_only, examples=("text",)))
     with pytest.raises(TemplateError, match="'mine' .*it has no example.txt"):
         context_of(tokenizer, "concatenated", first_only, examples=(ONE,))
-
-
-@pytest.mark.parametrize(
-    ("part", "field"), [("example", "observation"), ("followup", "examples"), ("history", "number")]
-)
-def test_a_field_of_another_part_is_unknown(part, field):
-    parts = {
-        "first": "{task}",
-        "next": "{task}",
-        "history": "{action}",
-        "followup": "{observation}",
-        "example": "{task}",
-    }
-    with pytest.raises(TemplateError, match=rf"{part}.txt: unknown field \['{field}'\]"):
-        PromptTemplate("mine", **parts | {part: f"{{{field}}}"}).check({})

@@ -11,7 +11,6 @@ from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, count_s
 from trainer_kit import make_config, make_ppo, make_trainer, results_of
 from transformers import TrainerCallback
 
-from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import EpoTrlError, InputError
 from epo_trl.rollout import EngineError
 from epo_trl.trainers.ahead import make_rollout_ahead
@@ -234,22 +233,6 @@ def test_a_server_that_dies_ends_the_run_with_its_address(tmp_path):
     with pytest.raises(EpoTrlError, match="the vLLM server at http://in.this.process: refused"):
         trainer.train()
     assert trainer.rl_step == 1 and not trainer.ahead.is_playing, "the batch before it was trained on"
-
-
-def test_an_environment_that_dies_aborts_its_episode_alone(tmp_path):
-    class Faulty(ToySuite):
-        made = 0
-
-        def make_env(self):
-            env = super().make_env()
-            Faulty.made += 1
-            if Faulty.made == 2:
-                env.step = lambda action: 1 / 0
-            return env
-
-    trainer, _ = served(tmp_path, rollout_ahead=1, suite=Faulty(), max_aborted_share=1.0)
-    trainer.train()
-    assert logged(trainer, "env/aborted") == [1 / 8] * 4
 
 
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "preemption"])

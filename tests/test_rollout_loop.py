@@ -383,15 +383,6 @@ def test_a_large_reward_counts_by_what_is_paid_for_it(tokenizer, reward, weight)
     assert episode.stop is StopReason.WON and episode.turns[0].reward == reward * weight
 
 
-def test_ctrl_c_in_an_environment_is_not_swallowed(tokenizer):
-    class Interrupted(ScriptedEnv):
-        def step(self, action):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        play(tokenizer, [Interrupted()])
-
-
 def test_an_error_of_the_policy_is_not_swallowed(tokenizer):
     def broken(prompt_ids):
         raise RuntimeError("out of memory")

@@ -209,7 +209,16 @@ def test_an_unknown_field_is_an_error_that_names_file_and_field(folder, part, fi
 
 
 @pytest.mark.parametrize(
-    ("part", "field"), [("first", "history"), ("followup", "history_length"), ("history", "task"), ("first", "action")]
+    ("part", "field"),
+    [
+        ("first", "history"),
+        ("followup", "history_length"),
+        ("history", "task"),
+        ("first", "action"),
+        ("example", "observation"),
+        ("followup", "examples"),
+        ("history", "number"),
+    ],
 )
 def test_a_field_of_another_file_is_unknown(folder, part, field):
     (folder / f"{part}.txt").write_text(f"{{task}} {{{field}}}" if part != "history" else f"{{{field}}}")
