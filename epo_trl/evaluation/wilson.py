@@ -1,4 +1,4 @@
-"""Confidence interval of a success rate."""
+"""95 % confidence interval of a success rate."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from statistics import NormalDist
 from epo_trl.errors import InputError
 
 
-def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Computes the bounds of the Wilson score interval of a rate, both within [0, 1].
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+    """Computes the bounds of the 95 % Wilson score interval of a rate, both within [0, 1].
 
         centre = (p + z^2 / 2n) / (1 + z^2 / n),   half-width = z / (1 + z^2 / n) * sqrt(p (1 - p) / n + z^2 / 4n^2)
 
@@ -19,15 +19,12 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> tuple[f
     Args:
         successes: Number of successes, 0 to n.
         n: Number of trials; for 0 the interval is (0.0, 1.0).
-        confidence: Coverage, strictly between 0 and 1.
     """
     if not 0 <= successes <= n:
         raise InputError(f"successes: expected a number from 0 to n, got {successes} of n = {n}")
-    if not 0.0 < confidence < 1.0:
-        raise InputError(f"confidence: expected a number strictly between 0 and 1, got {confidence}")
     if n == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf(0.975)
     rate, shrink = successes / n, 1 + z * z / n
     centre = (rate + z * z / (2 * n)) / shrink
     half_width = z / shrink * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
