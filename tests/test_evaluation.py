@@ -299,7 +299,6 @@ def test_games_are_matched_by_their_ids_whatever_their_order():
     [
         ({"iid": played("101")}, "expected the same games"),
         ({"iid": replace(played("10"), suite="other")}, "expected the same games.*toy: 2 games, other: 2"),
-        ({"iid": replace(played("10"), outcomes=())}, "expected reports with the outcome of each game"),
         ({"ood": played("10")}, "expected a report on 'iid'"),
     ],
 )
@@ -347,12 +346,6 @@ def test_games_with_the_same_ids_but_other_settings_or_contents_are_not_compared
     assert read_reports(str(path), settings | {"environment": {"games_seed": "0", "of_a_later_version": "1"}})
     path.write_text(json.dumps(content | {"settings": {}}))
     assert read_reports(str(path), settings)
-
-
-def test_a_report_of_an_earlier_version_has_no_outcomes(report):
-    data = report.to_dict()
-    del data["outcomes"]
-    assert EvalReport.from_dict(data) == replace(report, outcomes=())
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"reports": [{}]}', '{"reports": [1]}'])

@@ -45,8 +45,6 @@ def test_a_resume_inside_an_rl_step_counts_its_turns_once(no_repeats):
     resumed.load_batch_state(state)
     resumed.turn_rewards(episode(("hall", "look"), ("garden", "look")))
     assert resumed.end_rl_step(StepSummary(0.0, {})) == {"no_repeats/share": 1 / 4}
-    resumed.load_batch_state({})  # of a method that had no tally
-    assert resumed.end_rl_step(StepSummary(0.0, {})) == {"no_repeats/share": 0.0}
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ class EvalReport:
         seconds: Wall time of the evaluation.
         wait_turns: Number of turns with the action `wait` or `wait1`.
         score_sum: Sum of the environment's final scores, with negative ones as 0; `None` if there are no scores.
-        outcomes: Task id and success of each episode, in the order of the ids; empty in reports of earlier versions.
+        outcomes: Task id and success of each episode, in the order of the ids.
     """
 
     protocol: Protocol
@@ -176,18 +176,18 @@ class EvalReport:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EvalReport:
         """Creates a report from the output of `to_dict`; derived numbers are recomputed."""
-        missing = [name for name in cls.__dataclass_fields__ if name not in data and name != "outcomes"]
+        missing = [name for name in cls.__dataclass_fields__ if name not in data]
         if missing:
             raise InputError(
                 f"evaluation report: expected the fields of EvalReport.to_dict, got no {', '.join(missing)}"
             )
-        counts = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        counts = {name: data[name] for name in cls.__dataclass_fields__}
         return cls(
             **counts
             | {
                 "protocol": Protocol.from_dict(data["protocol"]),
                 "types": {name: TypeCount(count["episodes"], count["wins"]) for name, count in data["types"].items()},
-                "outcomes": tuple((task_id, won) for task_id, won in data.get("outcomes", ())),
+                "outcomes": tuple((task_id, won) for task_id, won in data["outcomes"]),
             }
         )
 

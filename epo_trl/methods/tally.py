@@ -56,6 +56,5 @@ class Tallied(Method):
         return self.tally.state_dict()
 
     def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restores the sums; there are none if the method had no tally when the checkpoint was made."""
-        if state:
-            self.tally.load_state_dict(state)
+        """Restores the sums."""
+        self.tally.load_state_dict(state)
