@@ -36,7 +36,7 @@ class Agreement:
 
     Args:
         correlation: Correlation with the true advantages, corrected for the noise of their estimates.
-        gain: Difference of that correlation from the reference's.
+        gain: Difference of that correlation from GRPO's.
         sign: Share of turns whose credit has the sign of the true advantage, among turns with a clear one. No credit
             counts as half a turn.
         silent: Share of turns without credit.
@@ -74,7 +74,6 @@ def compare(
     halves: Sequence[tuple[float, float]],
     tasks: Sequence[str],
     *,
-    reference: str = "grpo",
     seed: int = 0,
 ) -> Comparison:
     """Compares credits with true advantages.
@@ -89,7 +88,6 @@ def compare(
         credits: Advantage of each turn by credit.
         halves: The two estimates of each turn's true advantage.
         tasks: Task of each turn.
-        reference: Credit that `gain` compares with.
         seed: Seed of the bootstrap.
     """
     names, codes = np.unique(np.asarray(tasks), return_inverse=True)
@@ -103,7 +101,7 @@ def compare(
     agreements = {
         name: Agreement(
             correlation=_interval(correlations[name], len(names)),
-            gain=_interval(correlations[name] - correlations[reference], len(names)),
+            gain=_interval(correlations[name] - correlations["grpo"], len(names)),
             sign=_interval(_ratio(weights, codes, _same_sign(values, truth) * clear, clear.astype(float)), len(names)),
             silent=float(np.mean(_is_silent(values))),
         )
