@@ -172,7 +172,7 @@ def test_a_wait_is_one_however_it_is_written():
 def test_names_in_a_table_are_no_markup(kinds):
     won = [episode(kind, StopReason.WON) for kind in kinds]
     report = EvalReport.from_episodes(won, protocol=STRICT30, suite="[red]s", split="[/x]", seconds=0.0)
-    text = format_table({"[/label]": report, ":bug:": report}, width=160)
+    text = format_table({"[/label]": [report], ":bug:": [report]}, width=160)
     assert all(name in text for name in (*kinds, "[red]s", "[/x]", "[/label]", ":bug:"))
 
 
@@ -252,7 +252,7 @@ def test_names_that_begin_alike_are_shown_whole(report):
 
 def test_the_table_keeps_protocols_and_labels_apart(report):
     other = replace(report, protocol=ALFWORLD50)
-    text = format_table({"before RL": report, "after RL": other}, width=160)
+    text = format_table({"before RL": [report], "after RL": [other]}, width=160)
     assert any("before RL" in line and "alfworld-tiny20" in line for line in text.splitlines())
     assert any("after RL" in line and "alfworld50" in line for line in text.splitlines())
 

@@ -192,22 +192,15 @@ class EvalReport:
         )
 
 
-def format_table(
-    reports: Sequence[EvalReport] | Mapping[str, EvalReport | Sequence[EvalReport]], *, width: int = 120
-) -> str:
+def format_table(reports: Sequence[EvalReport] | Mapping[str, Sequence[EvalReport]], *, width: int = 120) -> str:
     """Formats reports as a plain-text table: one row per report, followed by one per task type.
 
     Args:
-        reports: The reports, or a mapping from labels for the first column, such as `"before RL"`, to one or several
-            reports.
+        reports: The reports, or a mapping from labels for the first column, such as `"before RL"`, to reports.
         width: Width of the text in columns.
     """
     labelled = reports if isinstance(reports, Mapping) else {"": reports}
-    rows = [
-        (label, report)
-        for label, group in labelled.items()
-        for report in ([group] if isinstance(group, EvalReport) else group)
-    ]
+    rows = [(label, report) for label, group in labelled.items() for report in group]
     heads = {
         "what": [label for label, _ in rows],
         "protocol": [report.protocol.name for _, report in rows],
