@@ -6,10 +6,9 @@ from epo_trl.lazy import load_on_use
 
 if TYPE_CHECKING:
     from epo_trl.models.load import load_policy, load_tokenizer, merge_adapter, policy_for_training
-    from epo_trl.models.tiny import FAMILIES, build_model, build_tokenizer
+    from epo_trl.models.tiny import build_model, build_tokenizer
 
 __all__ = [
-    "FAMILIES",
     "build_model",
     "build_tokenizer",
     "load_policy",
@@ -22,6 +21,6 @@ __getattr__ = load_on_use(
     __name__,
     {
         "epo_trl.models.load": ["load_policy", "load_tokenizer", "merge_adapter", "policy_for_training"],
-        "epo_trl.models.tiny": ["FAMILIES", "build_model", "build_tokenizer"],
+        "epo_trl.models.tiny": ["build_model", "build_tokenizer"],
     },
 )
