@@ -27,6 +27,7 @@ from epo_trl.envs.pool import PoolSettings
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.scienceworld.gold import GoldSettings
 from epo_trl.envs.scienceworld.host import JvmSettings
+from epo_trl.envs.trap import TrapSuite
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
@@ -136,6 +137,7 @@ SETTINGS = [
     RolloutSettings,
     Run,
     ScienceWorldSuite,
+    TrapSuite,
     WebShopSuite,
 ]
 METHOD_CLASSES = {load_class(slot, name) for slot, names in METHODS.items() for name in names}

@@ -557,8 +557,6 @@ def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
         ({"use_adaptive_entropy": True, "entropy_target": 1.0}, "use_adaptive_entropy=True.*epo_lambda"),
         ({"kappa_low": 1.5, "kappa_high": 1.0}, "kappa_high: expected a number >= kappa_low.*got 1.0"),
         ({"kappa_high": math.nan}, "kappa_high: .*got nan"),
-        ({"max_steps": 0}, "max_steps: expected an integer >= 1, or -1 for num_train_epochs.*got 0"),
-        ({"max_steps": -1, "num_train_epochs": 0}, "num_train_epochs: expected a number > 0 without max_steps, got 0"),
         ({"num_generations_eval": 4}, "num_generations_eval: expected 1 or null, got 4.*every task .* once"),
         ({"num_generations": 3}, "num_generations"),
     ],
