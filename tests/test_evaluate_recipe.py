@@ -25,6 +25,7 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.adapters.tools import ToolsArguments
 from epo_trl.envs.registry import build_suite
 from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.envs.trap import TrapSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
 from epo_trl.evaluation.partial_results import PartialResults
@@ -360,6 +361,12 @@ def test_a_list_with_the_same_names_and_other_contents_is_another_evaluation(tmp
         settings.append(evaluation.result_settings(suite, args, ModelConfig("tiny"), rules, lists))
     assert {key for key in settings[0] if settings[0][key] != settings[1][key]} == {"contents"}
     assert settings[0] == settings[2]
+
+
+def test_games_of_a_suite_made_in_python_are_those_of_its_fields():
+    easy, hard = (evaluation.game_settings(TrapSuite(rooms), ["iid"]) for rooms in (1, 6))
+    assert easy["environment"]["rooms"] == "1" and hard["environment"]["rooms"] == "6"
+    assert evaluation.game_settings(TrapSuite(1), ["iid"]) == easy
 
 
 def test_contents_are_told_apart_and_are_the_same_in_every_process():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import dataclass
 
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from trl import SFTTrainer
 
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationTrainer
 from epo_trl.envs.toy import ToySuite
+from epo_trl.envs.trap import TrapSuite
 from epo_trl.evaluation import EvalReport, get_protocol
 from epo_trl.evaluation.report import TypeCount
 from epo_trl.models import adapters
@@ -157,6 +159,23 @@ def test_what_an_environment_says_stays_in_its_cell(tmp_path):
     suite.settings = {"rooms": "a | b\n## c"}
     trainer = make_trainer(tmp_path, suite=suite)
     assert "rooms: `a \\| b ## c` |" in write_text(trainer, tmp_path)
+
+
+@dataclass
+class TimedSuite(ToySuite):
+    move_limit: int = 30
+    words: str = ""
+    MAY_CHANGE = frozenset({"words"})
+
+
+def test_the_code_of_a_card_makes_the_suite_of_the_training(tmp_path):
+    suites = (TrapSuite(2), TimedSuite(7), ToySuite())
+    cards = [write_text(make_trainer(tmp_path, suite=suite, prompt_template="general"), tmp_path) for suite in suites]
+    assert [re.search(r"^suite = (.*)$", card, re.MULTILINE)[1] for card in cards] == [
+        "TrapSuite(rooms=2, doors=4, hatch=0.35, move_limit=12)",
+        "TimedSuite(move_limit=7)  # with the other arguments of your training",
+        "ToySuite()  # with the other arguments of your training",
+    ]
 
 
 def test_the_warm_start_says_that_it_is_imitation():

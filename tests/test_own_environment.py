@@ -3,7 +3,7 @@
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import forked
@@ -146,6 +146,21 @@ class Frozen(TaskSuite):
 def test_a_suite_may_be_a_frozen_dataclass():
     suite = build_suite(Frozen(2))
     assert (suite.settings, suite.made_by) == ({"size": 2}, f"{__name__}:Frozen")
+
+
+@dataclass(frozen=True)
+class Detailed(Frozen):
+    MAY_CHANGE = frozenset({"cores"})
+    words: tuple[str, ...] = ("crane", "slate")
+    cores: int = 1
+    rule: object = object()
+    rows: tuple[str, ...] = ("a row",) * 1000
+    _seen: list = field(default_factory=list)
+
+
+def test_a_suite_made_in_python_has_the_settings_in_its_fields_and_no_other_suite_has_any():
+    assert Detailed(2).settings == {"size": 2, "words": ("crane", "slate")}
+    assert ToySuite().settings == {}
 
 
 @pytest.mark.parametrize("config", [EPOConfig, EPOPPOConfig])

@@ -35,6 +35,7 @@ from trl import ModelConfig
 
 from epo_trl import ImitationConfig
 from epo_trl.envs.toy import ToySuite
+from epo_trl.envs.trap import TrapSuite
 from epo_trl.errors import InputError
 from epo_trl.long_runs import long_run
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, set_aside, write_manifest
@@ -71,6 +72,13 @@ def test_differences_are_told_by_name_and_both_values():
     assert differences(saved, saved) == []
     older, newer = {"environment": {"games": "data"}}, {"environment": {"games": "generated", "of_a_later_version": 1}}
     assert differences(older, newer) == ["environment.games: 'data' in the checkpoint, 'generated' now"]
+
+
+def test_the_fields_of_a_suite_made_in_python_are_settings_and_a_checkpoint_without_them_is_resumed(tmp_path):
+    rules = {"prompt_template": "corridor"}
+    easy, hard = (settings_of(make_trainer(tmp_path, suite=TrapSuite(rooms), **rules)) for rooms in (1, 6))
+    assert differences(easy, hard) == ["environment.rooms: 1 in the checkpoint, 6 now"]
+    assert differences({**easy, "environment": {}}, hard) == []
 
 
 @pytest.fixture

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from epo_trl.errors import EpoTrlError
@@ -213,7 +215,6 @@ class TaskSuite(ABC):
     Attributes:
         name: Name in every reported number, for example `"alfworld-generated"`.
         splits: Names of the task lists. `"train"` comes first; `"iid"` and `"ood"` are the test lists.
-        settings: Settings that the suite was made from, where known. A run is resumed only with equal settings.
         made_by: Class of these settings as `"module:Class"`, where known.
         protocol: Name of the default evaluation protocol; `""` if it has to be chosen explicitly.
         prompt_template: Name or folder of the default prompt template.
@@ -226,13 +227,26 @@ class TaskSuite(ABC):
 
     name: str
     splits: tuple[str, ...] = ("train", "iid", "ood")
-    settings: Mapping[str, Any] = {}
     made_by: str = ""
     protocol: str = ""
     prompt_template: str = "general"
     tools: Sequence[Callable[..., Any]] = ()
     verbatim: bool = False
     instant: bool = False
+
+    @cached_property  # not a property: the attribute can be set, also on a frozen dataclass
+    def settings(self) -> Mapping[str, Any]:
+        """Settings that decide which games are played. A run or an evaluation is resumed only with equal settings.
+
+        `build_suite` sets those of the config. A dataclass made in Python has its public fields outside `MAY_CHANGE`,
+        other suites have none. Two kinds of fields are left out: a value that JSON cannot hold, whose text may differ
+        between processes, and one of more than 1,000 characters, which belongs in `content`.
+        """
+        if not is_dataclass(self):
+            return {}
+        left_out = getattr(self, "MAY_CHANGE", ())
+        names = [f.name for f in fields(self) if f.init and not f.name.startswith("_") and f.name not in left_out]
+        return {name: value for name in names if _is_short_json(value := getattr(self, name))}
 
     @abstractmethod
     def task_ids(self, split: str) -> Sequence[str]:
@@ -284,3 +298,10 @@ class TaskSuite(ABC):
         """Raises `EnvError` if the suite has no such split."""
         if split not in self.splits:
             raise EnvError(f"split: expected one of {', '.join(self.splits)} ({self.name!r}), got {split!r}")
+
+
+def _is_short_json(value: Any) -> bool:
+    try:
+        return len(json.dumps(value)) <= 1000
+    except (TypeError, ValueError):
+        return False

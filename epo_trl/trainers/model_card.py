@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,13 @@ def _chosen(suite: TaskSuite) -> dict[str, Any]:
     return {name: value for name, value in suite.settings.items() if value is not None}
 
 
+def _arguments_left_out(suite: TaskSuite) -> str:
+    """Returns a comment if a suite made in Python may have arguments that its settings lack."""
+    if suite.made_by or (is_dataclass(suite) and {f.name for f in fields(suite) if f.init} <= suite.settings.keys()):
+        return ""
+    return "  # with the other arguments of your training"
+
+
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
@@ -220,7 +227,7 @@ def _use(facts: CardFacts, adapter: bool) -> str:
     )
     module, _, maker = (suite.made_by or f"{type(suite).__module__}:{type(suite).__qualname__}").partition(":")
     settings = ", ".join(f"{name}={value!r}" for name, value in _chosen(suite).items())
-    made = f"{maker}({settings}).make_suite()" if suite.made_by else f"{maker}()  # with the arguments of your training"
+    made = f"{maker}({settings}){'.make_suite()' if suite.made_by else ''}{_arguments_left_out(suite)}"
     action = "a tool call" if options.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
     base = ", and with the base model where the adapter names it" if adapter else ""
     prompt = "A prompt is one user message" if facts.protocol.is_windowed else "An episode is one conversation"
