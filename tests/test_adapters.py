@@ -311,6 +311,11 @@ def test_the_relative_path_of_a_base_is_found_from_another_folder(adapter, tmp_p
     assert adapters.Adapter.find("../runs/rl").base == str(tmp_path / "runs" / "sft")
     monkeypatch.chdir(tmp_path)
     assert adapters.Adapter.find("runs/rl").base == "runs/sft"
+    shutil.copytree(tmp_path / "runs" / "sft", tmp_path / "elsewhere" / "runs" / "sft")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert adapters.Adapter.find("../runs/rl").base == str(tmp_path / "runs" / "sft")  # not that of another project
+    (tmp_path / "runs" / "sft").rename(tmp_path / "gone")
+    assert adapters.Adapter.find("../runs/rl").base == "runs/sft"
 
 
 def with_other_weights(folder, factor=2.0):

@@ -176,7 +176,8 @@ def _untie(model: Any) -> None:
 def _find_base(name: str, recorded: str | None) -> str:
     """Finds an adapter's base: next to the adapter if it was saved there, else where the adapter recorded it.
 
-    A relative path is one from the current folder, or from a folder above the adapter.
+    A relative path starts at a folder above the adapter, the nearest first, or else at the current folder, which may
+    belong to another project.
     """
     folder = Path(name)
     if recorded is None or Path(recorded).name == BASE:
@@ -186,11 +187,11 @@ def _find_base(name: str, recorded: str | None) -> str:
                 return str(beside)
     if recorded is None:
         raise InputError(f"model_name_or_path: got the adapter {name}, which names no base model")
-    if Path(recorded).is_dir():
-        return recorded
     for above in folder.resolve().parents:  # one of them may be where a relative path was recorded
         if (above / recorded / "config.json").is_file():
-            return str(above / recorded)
+            return recorded if above == Path.cwd() else str(above / recorded)
+    if Path(recorded).is_dir():
+        return recorded
     if recorded.count("/") > 1 or recorded.startswith("."):  # no Hub id
         raise InputError(
             f"model_name_or_path: got the adapter {name}, whose base {recorded} is not there; put it back, or put its "
