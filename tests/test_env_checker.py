@@ -214,7 +214,38 @@ class CrashesInReset(TreasureHunt):
         raise KeyError("cave")
 
 
+def exits_in(name):
+    def exit_(self, *given, **named):
+        raise SystemExit(0)
+
+    return type("Exits", (TreasureHunt,), {name: exit_})
+
+
+class ExitsOnUnknownText(TreasureHunt):
+    def step(self, action):
+        if action == "fly to the moon":
+            raise SystemExit(0)
+        return super().step(action)
+
+
+class InterruptedInReset(TreasureHunt):
+    def reset(self, **kwargs):
+        super().reset(**kwargs)
+        raise KeyboardInterrupt
+
+
+class TakesNoSeed(TreasureHunt):
+    def reset(self, options=None):
+        return super().reset(options=options)
+
+
 BROKEN = {
+    "reset with an unknown task id raised SystemExit: 0": exits_in("reset"),
+    "step before reset raised SystemExit: 0": exits_in("step"),
+    "step('fly to the moon') in 'train/0' raised SystemExit: 0": ExitsOnUnknownText,
+    "copy() in 'train/0' raised SystemExit: 0": exits_in("copy"),
+    "the first close() raised SystemExit: 0": exits_in("close"),
+    "reset of 'train/0' raised TypeError": TakesNoSeed,
     "reset of 'train/0' raised KeyError: 'cave'": CrashesInReset,
     "is not a TextEnv": NotATextEnv,
     "step before reset was accepted": StepsBeforeReset,
@@ -292,6 +323,18 @@ def test_a_broken_environment_is_told_what_is_wrong_and_how_to_mend_it(message, 
     player = looks_or_opens if env_class in LISTING_NOTHING.values() else None
     with with_its_fix(message):
         check_text_env(env_class(), TASKS, make_env=env_class, player=player)
+
+
+def test_ctrl_c_in_a_check_is_no_fault_of_the_environment():
+    with pytest.raises(KeyboardInterrupt):
+        check_text_env(InterruptedInReset(), TASKS)
+
+
+def test_a_call_that_does_not_fit_a_method_shows_its_signature():
+    with pytest.raises(EnvCheckError, match=r"'seed'. Fix: define `reset\(self, \*, seed=None, options=None\)`"):
+        check_text_env(TakesNoSeed(), TASKS)
+    with pytest.raises(EnvCheckError, match=r"raised KeyError: 'cave'. Fix: return the first observation"):
+        check_text_env(CrashesInReset(), TASKS)
 
 
 def test_an_environment_that_lists_nothing_can_be_checked_with_a_player():

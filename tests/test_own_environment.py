@@ -217,6 +217,19 @@ def test_a_missing_key_of_info_is_named_before_training(key, where):
         check_first_task(env, "train/0", 0, ContextBuilder(byte_tokenizer(), PromptTemplate.load("general")), rules)
 
 
+class Unrelated:
+    def __init__(self):
+        game = TreasureHunt()
+        self.reset, self.step = game.reset, game.step
+
+
+def test_an_environment_of_another_base_class_is_named_before_training():
+    rules = Protocol(name="p", max_turns=3, history_length=2, temperature=1.0)
+    context = ContextBuilder(byte_tokenizer(), PromptTemplate.load("general"))
+    with pytest.raises(EnvError, match="^Unrelated is not a TextEnv. Fix: subclass epo_trl.envs.base.TextEnv"):
+        check_first_task(Unrelated(), "train/0", 0, context, rules)
+
+
 class NoExpert(ToySuite):
     make_expert = TaskSuite.make_expert
 

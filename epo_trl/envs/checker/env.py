@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
-from epo_trl.envs.checker.results import checked_reset, checked_step, failure, require, require_same
+from epo_trl.envs.checker.results import (
+    blame,
+    checked_reset,
+    checked_step,
+    failure,
+    require,
+    require_same,
+    require_text_env,
+)
 from epo_trl.errors import InputError
 
 _SEED = 0  # of `reset` and of the random player
@@ -68,7 +76,7 @@ def check_text_env(
 
 
 def _check_bad_calls(env: TextEnv) -> None:
-    require(isinstance(env, TextEnv), f"{type(env).__name__} is not a TextEnv", "subclass epo_trl.envs.base.TextEnv")
+    require_text_env(env)
     calls: dict[str, tuple[Callable[[], Any], str]] = {
         "step before reset": (lambda: env.step("look"), "tell the caller to call reset first"),
         "reset with an unknown task id": (
@@ -82,8 +90,8 @@ def _check_bad_calls(env: TextEnv) -> None:
             call()
         except EnvError:
             continue
-        except Exception as error:
-            raise failure(f"{what} raised {type(error).__name__}: {error}", f"raise EnvError and {message}") from error
+        except BaseException as error:
+            blame(error, what, f"raise EnvError and {message}")
         raise failure(f"{what} was accepted", f"raise EnvError and {message}")
 
 
@@ -203,9 +211,9 @@ def _check_copies(env: TextEnv, task_id: str, trace: list[tuple[str, Any]], play
         other, same = env.copy(), env.copy()
     except EnvError:
         return
-    except Exception as error:
-        wrong = f"copy() in {task_id!r} raised {type(error).__name__}: {error}"
-        raise failure(wrong, "raise EnvError if the state cannot be copied, as TextEnv.copy does") from error
+    except BaseException as error:
+        fix = "raise EnvError if the state cannot be copied, as TextEnv.copy does"
+        blame(error, f"copy() in {task_id!r}", fix)
     rng, shown, over = random.Random(f"{_SEED} copy {task_id}"), trace[middle - 1][1][-1], False
     for action, expected in trace[middle:]:
         if not over:
@@ -232,11 +240,9 @@ def _close_twice(env: TextEnv) -> None:
     for count in ("first", "second"):
         try:
             env.close()
-        except Exception as error:
-            raise failure(
-                f"the {count} close() raised {type(error).__name__}: {error}",
-                "let close free the resources, and do nothing when there are none left",
-            ) from error
+        except BaseException as error:
+            fix = "let close free the resources, and do nothing when there are none left"
+            blame(error, f"the {count} close()", fix)
 
 
 def check_task_suite(suite: TaskSuite) -> None:

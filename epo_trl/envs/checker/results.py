@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, SupportsFloat
+from typing import Any, NoReturn, SupportsFloat
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.border import ends_episode_alone, error_text
 from epo_trl.errors import EpoTrlError
 
 _REQUIRED: dict[str, type] = {"won": bool, "task": str, "task_type": str}
@@ -28,6 +29,27 @@ def failure(wrong: str, fix: str) -> EnvCheckError:
     return EnvCheckError(f"{wrong}. Fix: {fix}.")
 
 
+def blame(error: BaseException, what: str, fix: str, signature: str = "") -> NoReturn:
+    """Raises `EnvCheckError` for an exception of an environment, and Ctrl-C as it is.
+
+    Args:
+        error: The exception, in the function that has called the environment.
+        what: Description of the call.
+        fix: Fix of an exception in the environment's code.
+        signature: Signature of the method, shown if the call does not fit it.
+    """
+    if not ends_episode_alone(error):
+        raise error
+    if signature and isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
+        fix = f"define `{signature}`"
+    raise failure(f"{what} raised {error_text(error)}", fix) from error
+
+
+def require_text_env(env: object) -> None:
+    """Raises `EnvCheckError` unless an environment derives from `TextEnv`, whose other methods a rollout calls."""
+    require(isinstance(env, TextEnv), f"{type(env).__name__} is not a TextEnv", "subclass epo_trl.envs.base.TextEnv")
+
+
 def require(holds: bool, wrong: str, fix: str) -> None:
     """Raises `EnvCheckError` unless a condition holds."""
     if not holds:
@@ -36,15 +58,15 @@ def require(holds: bool, wrong: str, fix: str) -> None:
 
 def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, Info]:
     """Calls `reset` and returns its result; raises `EnvCheckError` at the first problem with it."""
+    require_text_env(env)
     where = f"reset of {task_id!r}"
     try:
         result = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
     except EnvError:  # its message names the problem
         raise
-    except Exception as error:
-        raise failure(
-            f"{where} raised {type(error).__name__}: {error}", "return the first observation of every task of its lists"
-        ) from error
+    except BaseException as error:
+        fix = "return the first observation of every task of its lists"
+        blame(error, where, fix, "reset(self, *, seed=None, options=None)")
     require(
         isinstance(result, tuple) and len(result) == 2,
         f"{where} returned {_shape(result)}",
@@ -62,11 +84,9 @@ def checked_step(env: TextEnv, action: str, task_id: str, first: Info) -> Step:
     where = f"step({action[:40]!r}) in {task_id!r}"
     try:
         result = env.step(action)
-    except Exception as error:
-        raise failure(
-            f"{where} raised {type(error).__name__}: {error}",
-            "accept any text as action; answer an unknown text with an observation that rejects it",
-        ) from error
+    except BaseException as error:
+        fix = "accept any text as action; answer an unknown text with an observation that rejects it"
+        blame(error, where, fix, "step(self, action)")
     require(
         isinstance(result, tuple) and len(result) == 5,
         f"{where} returned {_shape(result)}",
