@@ -64,6 +64,21 @@ def started(suite, task_id="train/0", **kwargs):
     return env, *env.reset(options={"task_id": task_id}, **kwargs)
 
 
+class OneWord(WordGame):
+    """Needs a column, and looks up what the row says."""
+
+    def reset(self, secret, **row):
+        return {"crane": "A bird."}[secret] + str(secret + 1 if row else "")
+
+
+def test_a_row_without_a_column_that_reset_needs_is_named_with_its_columns():
+    suite = ToolSuite(OneWord, [{"prompt": "Play.", "hidden": "crane"}], reward_funcs=[reward_func])
+    with pytest.raises(EnvError, match=r"rows: .*OneWord.reset.* 'train/0' with the columns prompt, hidden.*'secret'"):
+        started(suite)
+    with pytest.raises(TypeError, match="can only concatenate"):  # of its own code
+        started(ToolSuite(OneWord, [{"secret": "crane", "more": 1}], reward_funcs=[reward_func]))
+
+
 # -------------------------------------------------------------------------------------------------- prompts and calls
 
 

@@ -19,6 +19,11 @@ def ends_episode_alone(error: BaseException) -> bool:
     return not isinstance(error, KeyboardInterrupt)
 
 
+def does_not_fit(error: BaseException) -> bool:
+    """Returns whether the arguments of a call did not fit the function. The error was caught where the call is."""
+    return isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None
+
+
 def error_text(error: BaseException) -> str:
     """Formats the type and message of an exception, shortened, even where its `__str__` raises."""
     return f"{type(error).__name__}: {shown(error)}"

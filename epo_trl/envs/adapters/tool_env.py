@@ -13,6 +13,7 @@ from epo_trl.envs.adapters import FINAL_ANSWER, reaches
 from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.tool import Refusal, Tool, read_call
 from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.border import does_not_fit
 
 if TYPE_CHECKING:
     from epo_trl.envs.adapters.tools import ToolSuite
@@ -61,7 +62,16 @@ class ToolEnv(TextEnv):
         self._row, self._messages, self._paid, self._answered = row, list[dict[str, Any]](), 0.0, False
         takes_seed = seed is not None and "seed" in inspect.signature(self.world.reset).parameters
         own_seed = random.Random(f"{seed} {options and options.get('task_id')}").randrange(2**31)
-        observation = self.world.reset(**{"seed": own_seed, **row} if takes_seed else row)
+        try:
+            observation = self.world.reset(**{"seed": own_seed, **row} if takes_seed else row)
+        except TypeError as error:
+            if not does_not_fit(error):
+                raise
+            kind, task_id = type(self.world).__name__, (options or {}).get("task_id")
+            raise EnvError(
+                f"rows: expected columns that fit the parameters of {kind}.reset, got {task_id!r} with the columns "
+                f"{', '.join(row) or '(none)'}: {error}"
+            ) from error
         return to_text(awaited(observation), NOTHING_YET), self._info(won=False, refusal="")
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, SupportsFloat
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
-from epo_trl.envs.border import ends_episode_alone, error_text
+from epo_trl.envs.border import does_not_fit, ends_episode_alone, error_text
 from epo_trl.errors import EpoTrlError
 
 _REQUIRED: dict[str, type] = {"won": bool, "task": str, "task_type": str}
@@ -40,7 +40,7 @@ def blame(error: BaseException, what: str, fix: str, signature: str = "") -> NoR
     """
     if not ends_episode_alone(error):
         raise error
-    if signature and isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
+    if signature and does_not_fit(error):
         fix = f"define `{signature}`"
     raise failure(f"{what} raised {error_text(error)}", fix) from error
 
