@@ -428,6 +428,9 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="model_name_or_path: got '.*empty', which cannot be read: ."):
         policy(str(tmp_path / "empty"), tmp_path)
+    make_model().save_pretrained(tmp_path / "empty")
+    with pytest.raises(ValueError, match="model_name_or_path: got '.*empty', .*: it has no tokenizer_config.json$"):
+        policy(str(tmp_path / "empty"), tmp_path)
 
 
 # ---------------------------------------------------------------------------------- what a model is to be loaded as

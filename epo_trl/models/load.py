@@ -309,7 +309,12 @@ def _load_own_tokenizer(name: str, adapter: Adapter | None, model_args: ModelCon
     with _named(name, (OSError, ValueError)):  # ValueError for a folder without a tokenizer
         if adapter is not None and not _has_tokenizer(name, model_args.model_revision):
             return load_tokenizer(adapter.base, revision=adapter.base_revision, **trust)
-        return load_tokenizer(name, revision=model_args.model_revision, **trust)
+        try:
+            return load_tokenizer(name, revision=model_args.model_revision, **trust)
+        except ValueError as error:  # transformers lists what it would have read instead
+            if Path(name).is_dir() and not _has_tokenizer(name, None):
+                raise ValueError(f"it has no {TOKENIZER}") from error
+            raise
 
 
 def _has_tokenizer(name: str, revision: str | None) -> bool:
