@@ -95,6 +95,20 @@ def test_without_arguments_the_configs_are_listed(name, command):
 
 
 @pytest.mark.parametrize(
+    ("name", "config", "option", "other"),
+    [
+        ("train", "trap/sft_tiny_cpu", "episodes", "sft"),
+        ("sft", "trap/tiny_cpu", "algorithm", "train"),
+        ("train", "alfworld/eval_tiny_cpu", "parallel", "evaluate"),
+    ],
+)
+def test_a_config_of_another_command_is_named_as_one(name, config, option, other, command):
+    code, _, err = command(name, "--config", config)
+    assert code == 1 and err.count("\n") == 1 and f"{option}: expected an option of epo-trl {name}, got " in err
+    assert err.endswith(f"; use epo-trl {other} --config {config}\n")
+
+
+@pytest.mark.parametrize(
     ("name", "configs", "wrong"),
     [
         ("train", TYPICAL, ""),

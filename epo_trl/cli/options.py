@@ -32,6 +32,7 @@ from epo_trl.trainers.config import settle_defaults
 WIDTH = 120  # columns of a line in the short help
 _THEIRS = {"trl": 1, "transformers": 2}  # packages whose options come last in the help
 _MAY_BE_FILES = {"deepspeed", "fsdp_config", "accelerator_config"}  # options that are `name: value` pairs or their file
+_COMMANDS = {"algorithm": "train", "episodes": "sft", "parallel": "evaluate"}  # options that mark a command's configs
 _GENERAL = "general"  # options of no class; the short help shows them first, without a heading
 
 
@@ -150,6 +151,13 @@ class RecipeParser(HfArgumentParser):
                 f"--config: expected the config of an evaluation, such as {_evaluation_config(config)}, got "
                 f"{config_name(config)}, the config of a training run ({trained[0]}: {values[trained[0]]})"
             )
+        for key in unknown:
+            if other := _COMMANDS.get(key):
+                name = config_name(config)
+                raise InputError(
+                    f"{key}: expected an option of {self.prog}, got one of epo-trl {other} in {name}; use epo-trl "
+                    f"{other} --config {name}"
+                )
         if unknown:
             raise InputError(f"{unknown[0]}: unknown in {config_name(config)}{did_you_mean(unknown[0], known)}")
         check_types(values, self.dataclass_types, config)
