@@ -50,6 +50,11 @@ def check_train_tasks(args: EPOConfig, dataset: Any, suite: str) -> None:
     if "prompt" not in dataset.column_names:
         raise InputError(f"train_dataset: expected {expected}, got the columns {dataset.column_names}")
     needed = args.tasks_per_rl_step
+    if not len(dataset):
+        raise InputError(
+            f"train_dataset: expected at least {needed} tasks, got 0 of {suite!r}. Return task ids from "
+            "task_ids('train')."
+        )
     if len(dataset) < needed:
         raise InputError(
             f"train_dataset: expected at least {needed} tasks, got {len(dataset)} of {suite!r}. One RL step plays "
