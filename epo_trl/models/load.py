@@ -313,7 +313,7 @@ def _load_own_tokenizer(name: str, adapter: Adapter | None, model_args: ModelCon
             return load_tokenizer(name, revision=model_args.model_revision, **trust)
         except ValueError as error:  # transformers lists what it would have read instead
             if Path(name).is_dir() and not _has_tokenizer(name, None):
-                raise ValueError(f"it has no {TOKENIZER}") from error
+                raise InputError(f"it has no {TOKENIZER}") from error
             raise
 
 
