@@ -2,9 +2,12 @@
 
 import pytest
 from datasets import Dataset
-from trainer_kit import GROUP, ROWS, make_ppo, make_trainer
+from trainer_kit import GROUP, ROWS, make_config, make_model, make_ppo, make_trainer, toy_tokenizer
+from trl import GRPOConfig
 
+from epo_trl import EPOTrainer
 from epo_trl.envs.toy import ToySuite
+from epo_trl.errors import InputError
 
 
 class ShortSuite(ToySuite):
@@ -45,6 +48,25 @@ def test_a_suite_without_training_tasks_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"train_dataset: .*got 0 of 'treasure-hunt'.*task_ids\('train'\)") as raised:
         make_trainer(tmp_path, suite=ShortSuite(train=0, iid=4, ood=4))
     assert "num_generations" not in str(raised.value)  # no value of it helps
+
+
+@pytest.mark.parametrize(
+    ("suite", "got"),
+    [
+        (ToySuite, r"the class ToySuite; pass ToySuite\(\.\.\.\)$"),
+        (ToySuite().make_env(), "TreasureHunt$"),
+        (None, "NoneType$"),
+    ],
+    ids=["class", "environment", "nothing"],
+)
+def test_a_suite_of_another_kind_is_refused_by_name(tmp_path, suite, got):
+    with pytest.raises(InputError, match=f"^suite: expected a TaskSuite, got {got}"):
+        EPOTrainer(make_model(), suite, args=make_config(tmp_path), processing_class=toy_tokenizer())
+
+
+def test_a_configuration_of_trl_is_refused_by_name(tmp_path):
+    with pytest.raises(InputError, match="^args: expected EPOConfig, got GRPOConfig"):
+        EPOTrainer(make_model(), ToySuite(), args=GRPOConfig(str(tmp_path), use_cpu=True, bf16=False))
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from epo_trl.evaluation.play import check_first_task
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.callbacks import use_short_progress
 from epo_trl.long_runs.guards import check_aborts, first_errors, spread_nonfinite
-from epo_trl.methods import Batch, Comm, MicroBatch, Need, TokenScores, build_methods
+from epo_trl.methods import Batch, Comm, MicroBatch, Need, TokenScores
 from epo_trl.models.load import get_attention
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
@@ -86,9 +86,8 @@ class EPOTrainer(LongRunTrainer):
         **kwargs: Any,
     ):
         args = args if args is not None else EPOConfig("epo-trl")
-        methods = build_methods(args, critic=self.has_critic)
-        setup = set_up(model, suite, args, methods, train_dataset, processing_class, reward_funcs, kwargs)
-        self.suite, self.rules, self.methods = setup.suite, setup.rules, methods
+        setup = set_up(model, suite, args, train_dataset, processing_class, reward_funcs, kwargs, self.has_critic)
+        self.suite, self.rules, self.methods = setup.suite, setup.rules, setup.methods
         quiet = args.disable_tqdm or args.process_index != 0
         most = max(args.per_device_train_batch_size * args.steps_per_generation, args.per_device_eval_batch_size)
         self.player = Player(self.suite, quiet=quiet, most=most)
@@ -130,8 +129,8 @@ class EPOTrainer(LongRunTrainer):
             self.accelerator.autocast,
             buckets=args.turn_buckets,
             packed=args.pack_turns,
-            top_p=methods.top_p,
-            discriminator=methods.need(Need.DISCRIMINATOR),
+            top_p=self.methods.top_p,
+            discriminator=self.methods.need(Need.DISCRIMINATOR),
         )
         self.step: RLStep | None = None  # the batch collected last
         self._scoring: ScoringTask | None = None  # the rows that TRL scores next
@@ -143,7 +142,7 @@ class EPOTrainer(LongRunTrainer):
         self.rl_step = 0
         self._packing_unchecked = args.pack_turns
         self._zero_signal = zero_signal_monitor(
-            args, methods, self.ranks, self.num_generations, has_critic=self.has_critic
+            args, self.methods, self.ranks, self.num_generations, has_critic=self.has_critic
         )
         self.lagged = make_lagged_policy(self) if args.simulated_lag else None
         self.ahead = make_rollout_ahead(self) if args.rollout_ahead else None

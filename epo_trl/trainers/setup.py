@@ -16,7 +16,7 @@ from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context, sampled_tasks
-from epo_trl.methods import Methods
+from epo_trl.methods import Methods, build_methods
 from epo_trl.models.critic import detach_critic
 from epo_trl.models.load import check_output_dir, load_tokenizer
 from epo_trl.models.names import tiny_size
@@ -94,6 +94,7 @@ class Setup:
     """Checked and complete arguments of a run.
 
     Args:
+        methods: The methods of the configuration.
         suite: The task suite, in worker processes if configured.
         train_dataset: Rows with a task id as `prompt`.
         test_tasks: Task ids of each test list.
@@ -101,6 +102,7 @@ class Setup:
         rules: Rules of the episodes.
     """
 
+    methods: Methods
     suite: TaskSuite
     train_dataset: Dataset
     test_tasks: dict[str, list[str]]
@@ -112,17 +114,21 @@ def set_up(
     model: Any,
     suite: TaskSuite,
     args: EPOConfig,
-    methods: Methods,
     train_dataset: Dataset | None,
     tokenizer: Any,
     reward_funcs: Any,
     kwargs: dict[str, Any],
+    critic: bool,
 ) -> Setup:
     """Checks the arguments of an `EPOTrainer` and completes them; removes those from `kwargs` that TRL would ignore.
+
+    `critic` tells whether the trainer has one.
 
     Raises:
         ValueError: If a setting is invalid, would be overridden or leaves nothing to train on. The message names it.
     """
+    _check_kinds(suite, args)
+    methods = build_methods(args, critic=critic)
     check_arguments(kwargs)
     path = model if isinstance(model, str) else model.config.name_or_path
     check_output_dir(args.output_dir, path)
@@ -159,7 +165,17 @@ def set_up(
     if args.env_workers:
         limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)
         suite = PooledSuite(suite, PoolSettings(args.env_workers, *limits))
-    return Setup(suite, train_dataset, test_tasks, tokenizer, rules)
+    return Setup(methods, suite, train_dataset, test_tasks, tokenizer, rules)
+
+
+def _check_kinds(suite: object, args: object) -> None:
+    """Raises `InputError` for a configuration of TRL, or for a class or an environment in place of a suite."""
+    if not isinstance(args, EPOConfig):
+        raise InputError(f"args: expected EPOConfig, got {type(args).__name__}")
+    if isinstance(suite, type):
+        raise InputError(f"suite: expected a TaskSuite, got the class {suite.__name__}; pass {suite.__name__}(...)")
+    if not isinstance(suite, TaskSuite):
+        raise InputError(f"suite: expected a TaskSuite, got {type(suite).__name__}")
 
 
 @contextmanager
