@@ -18,5 +18,5 @@ def assert_soon(holds, seconds=10.0):
     assert holds()
 
 
-def assert_gone(pids):
-    assert_soon(lambda: not any(map(is_running, pids)))
+def assert_gone(pids, seconds=10.0):
+    assert_soon(lambda: not any(map(is_running, pids)), seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ ENV is {", ".join(ENVIRONMENTS)}, or 'module:Class' for a custom environment. Ex
   epo-trl serve scienceworld --seats 32
 All options: epo-trl serve ENV --help"""
 MAX_MESSAGE_BYTES = 2**20
+GRACE_SECONDS = 5
 
 
 @dataclass
@@ -88,11 +90,16 @@ def main(argv: Sequence[str]) -> int:
     server = uvicorn.Server(
         uvicorn.Config(
             app, log_level="warning", ws_max_size=MAX_MESSAGE_BYTES, ws_per_message_deflate=False,
-            timeout_graceful_shutdown=5,
+            timeout_graceful_shutdown=GRACE_SECONDS,
         )
     )  # fmt: skip
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    all_ended = False
+    with suppress(KeyboardInterrupt):
+        all_ended = games.all_ended(GRACE_SECONDS)
+    if not all_ended:
+        os._exit(0)  # Python itself waits for a game that hangs
     return 0
 
 

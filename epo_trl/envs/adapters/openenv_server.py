@@ -75,6 +75,14 @@ class ServedGames:
         with suppress(RuntimeError):  # the interpreter is ending
             self._thread.submit(function)
 
+    def all_ended(self, timeout_seconds: float) -> bool:
+        """Waits for the calls of the environments so far and returns whether all have ended in time."""
+        try:
+            self._thread.submit(lambda: None).result(timeout_seconds)
+        except TimeoutError:
+            return False
+        return True
+
     def choose_task(self, seed: int | None, task: Mapping[str, Any]) -> str:
         """Returns the id of the task that a reset asks for.
 
