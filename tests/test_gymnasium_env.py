@@ -91,6 +91,26 @@ def test_actions_with_numbers_have_names_and_success_is_what_the_environment_say
         assert (observation, reward, terminated, info["won"]) == ("(nothing)", 3.0, True, won)
 
 
+@pytest.mark.parametrize(
+    ("reward", "said", "won"),
+    [
+        (0.0, {"is_success": True}, True),
+        (1.0, {"is_success": False}, False),
+        (1.0, {}, True),
+        (0.5, {}, False),
+    ],
+)
+def test_a_task_that_is_solved_at_the_time_limit_is_won(reward, said, won, monkeypatch):
+    """As in an environment with a fixed horizon, which always truncates."""
+    env = GymnasiumArguments(env_id=KEYS).make_suite().make_env()
+    env.reset(options={"task_id": "train/0"})
+    monkeypatch.setattr(env._game, "step", lambda _: ("", reward, False, True, said))
+    _, _, terminated, truncated, info = env.step("try red key")
+    assert (terminated, truncated, info["won"]) == (won, not won, won)
+    with pytest.raises(EnvError, match="no episode is running"):
+        env.step("try red key")
+
+
 def test_what_an_environment_leaves_open_is_as_if_it_said_nothing(monkeypatch):
     """The optional fields of a server are null."""
     env = GymnasiumArguments(env_id=KEYS).make_suite().make_env()

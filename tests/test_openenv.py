@@ -82,12 +82,12 @@ def test_what_the_server_does_not_take_is_an_invalid_action(url):
 
 
 class Ending:
-    """A server of `epo-trl serve` whose game fails at the second step, or ends by its turn limit with a score."""
+    """A server of `epo-trl serve` whose game fails at the second step, or ends by its turn limit with these fields."""
 
     _ws = None
 
-    def __init__(self, fails, score=None):
-        self.fails, self.failed, self.score = fails, False, score
+    def __init__(self, fails, **said):
+        self.fails, self.failed, self.said = fails, False, said
 
     async def reset(self, **options):
         return SimpleNamespace(observation={"text": "start"}, reward=0.0, done=False)
@@ -96,7 +96,7 @@ class Ending:
         if self.fails:
             self.failed = True
             raise RuntimeError("Server error: the JVM died (code: EXECUTION_ERROR)")
-        observation = {"text": "late", "truncated": True, "score": self.score}
+        observation = {"text": "late", "truncated": True, **self.said}
         return SimpleNamespace(observation=observation, reward=0.5, done=True)
 
     async def state(self):
@@ -116,6 +116,15 @@ def test_a_served_game_that_fails_aborts_the_episode_and_its_turn_limit_truncate
             env.step("look")
     else:
         assert env.step("look")[:4] == ("late", 0.5, False, True)
+
+
+@pytest.mark.parametrize("won", [True, False])
+def test_a_task_that_is_solved_at_the_turn_limit_is_won(won):
+    env = build_suite("http://nowhere", observation_key="text").make_env()
+    env._client = Ending(fails=False, is_success=won)
+    env.reset(options={"task_id": "train/0"})
+    _, _, terminated, truncated, info = env.step("look")
+    assert (terminated, truncated, info["won"]) == (won, not won, won)
 
 
 @pytest.mark.parametrize(("score", "expected"), [(0, 0), (62.5, 62.5), (None, 0.5), ("high", 0.5), ([3], 0.5)])

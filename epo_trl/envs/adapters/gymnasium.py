@@ -44,9 +44,8 @@ class GymnasiumEnv(NumberedEnv):
             return NO_ACTION, 0.0, False, False, info
         given = self._actions[action] if self._actions else action
         observation, reward, terminated, truncated, state = self._game.step(given)
-        over = {"terminated": bool(terminated), "truncated": bool(truncated) and not terminated}
-        info = self._go_on(self._listing(state), float(reward), **over)
-        return _text(observation), float(reward), over["terminated"], over["truncated"], info
+        ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
+        return _text(observation), *self._go_on(self._listing(state), float(reward), **ends)
 
     def _listing(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the environment's info, with the action names added where actions are numbers."""

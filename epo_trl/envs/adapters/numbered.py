@@ -105,12 +105,19 @@ class NumberedEnv(TextEnv):
         if not self._running:
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
 
-    def _go_on(self, state: Mapping[str, Any], reward: float, *, terminated: bool, truncated: bool) -> Info:
-        """Records a step of the environment and returns the info after it."""
+    def _go_on(
+        self, state: Mapping[str, Any], reward: float, *, terminated: bool, truncated: bool
+    ) -> tuple[float, bool, bool, Info]:
+        """Records a step of the environment and returns all but the observation.
+
+        A truncated episode whose task is solved counts as terminated.
+        """
         self._score += reward
-        self._running = not (terminated or truncated)
-        accepted = _flag(state, self.given.accepted_key, default=True)
-        return self._info(state, accepted=accepted, over=terminated)
+        over = terminated or truncated
+        self._running = not over
+        info = self._info(state, accepted=_flag(state, self.given.accepted_key, default=True), over=over)
+        terminated = terminated or info["won"]
+        return reward, terminated, truncated and not terminated, info
 
     def _info(self, state: Mapping[str, Any], *, accepted: bool, over: bool, refusal: str = "") -> Info:
         given = self.given

@@ -63,11 +63,9 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
             info = self._info(self._state, accepted=False, over=False, refusal=result)
             return f"{NO_ACTION} {result}", 0.0, False, False, info
         self._state = _mapping(result.observation)
-        reward, done = float(result.reward or 0.0), bool(result.done)
-        truncated = done and bool(self._state.get("truncated", False))
-        terminated = done and not truncated
-        info = self._go_on(self._state, reward, terminated=terminated, truncated=truncated)
-        return self._text(), reward, terminated, truncated, info
+        done, truncated = bool(result.done), bool(self._state.get("truncated", False))
+        ends = {"terminated": done and not truncated, "truncated": done and truncated}
+        return self._text(), *self._go_on(self._state, float(result.reward or 0.0), **ends)
 
     def close(self) -> None:
         """Ends the session, which frees its place on the server. Waits for the server; may be called twice."""
