@@ -231,7 +231,7 @@ def test_an_evaluation_that_was_killed_in_a_turn_goes_on_to_the_same_report(play
     assert (tmp_path / kept[1]).read_bytes() == (tmp_path / kept[3]).read_bytes()
 
 
-@pytest.mark.parametrize("writes", range(1, 8))
+@pytest.mark.parametrize("writes", range(1, 7))
 def test_an_evaluation_that_was_killed_while_it_wrote_goes_on_to_the_same_report(play, tmp_path, monkeypatch, writes):
     whole = play(tmp_path / "whole.json")
     replace, die = os.replace, die_at(writes)
@@ -272,13 +272,35 @@ def test_the_episodes_of_an_earlier_evaluation_are_not_those_of_its_successor(pl
         find_samples(output)
 
 
-def test_parts_whose_settings_were_deleted_are_not_reused(play, tmp_path):
-    whole = play(tmp_path / "whole.json", "--seed", "1")
+def test_parts_of_other_or_unknown_settings_are_not_reused(play, tmp_path):
     killed(lambda: play(tmp_path / "r.json", on_call=die_at(5)))
-    with pytest.raises(InputError, match=r"r\.json\.parts is of another evaluation .*delete that one"):
+    said = r"r\.json\.parts is of another evaluation .*{}.*delete that one"
+    with pytest.raises(InputError, match=said.format("seed: 0 there, 1 now")):
         play(tmp_path / "r.json", "--seed", "1")
-    (tmp_path / "r.json.parts" / "settings.json").unlink()
+    (tmp_path / "r.json.parts" / "iid-1.json").write_text('{"episodes": [], "seconds": 1.0}')
+    with pytest.raises(InputError, match=said.format("its settings are missing")):
+        play(tmp_path / "r.json")
+
+
+def test_a_command_that_stored_no_part_does_not_block_a_corrected_one(play, tmp_path):
+    whole = play(tmp_path / "whole.json", "--seed", "1")
+    with pytest.raises(InputError, match="max_position_embeddings"):
+        play(tmp_path / "r.json", limit=8)
+    killed(lambda: play(tmp_path / "r.json", on_call=die_at(1)))
     assert play(tmp_path / "r.json", "--seed", "1") == whole
+
+
+def test_two_evaluations_at_once_do_not_mix_their_parts(play, tmp_path):
+    """The second one starts before the first has stored a part, and is killed in its third or fourth part."""
+    whole = play(tmp_path / "whole.json")
+
+    def play_beside(output, calls):
+        first = iter([lambda: killed(lambda: play(output, "--seed", "1", on_call=die_at(calls)))])
+        return play(output, on_call=lambda: next(first, int)())
+
+    assert play_beside(tmp_path / "a.json", 5) == whole
+    with pytest.raises(InputError, match=r"b\.json\.parts is of another evaluation .*seed: 1 there, 0 now"):
+        play_beside(tmp_path / "b.json", 7)
 
 
 def test_killed_twice_and_with_a_damaged_part_it_still_ends_in_the_same_report(play, tmp_path):
@@ -286,7 +308,7 @@ def test_killed_twice_and_with_a_damaged_part_it_still_ends_in_the_same_report(p
     killed(lambda: play(tmp_path / "r.json", on_call=die_at(5)))
     killed(lambda: play(tmp_path / "r.json", on_call=die_at(3)))
     parts = sorted(path.name for path in (tmp_path / "r.json.parts").iterdir())
-    assert parts == ["iid-0.json", "iid-1.json", "ood-0.json", "settings.json"]
+    assert parts == ["iid-0.json", "iid-1.json", "ood-0.json"]
     (tmp_path / "r.json.parts" / "iid-1.json").write_text('{"episodes": [')
     assert play(tmp_path / "r.json") == whole
 

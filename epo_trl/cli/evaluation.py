@@ -213,8 +213,6 @@ def open_storage(output: str, settings: dict[str, Any]) -> PartialResults:
     state.wait_for_everyone()
     if partial.finished() is None and state.is_main_process:
         evaluation_file(partial.output).unlink(missing_ok=True)  # of another evaluation
-        partial.start()
-    state.wait_for_everyone()
     return partial
 
 

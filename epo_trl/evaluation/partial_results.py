@@ -14,8 +14,6 @@ from epo_trl.errors import FileError, InputError, changed_settings
 from epo_trl.long_runs.state_file import write_state
 from epo_trl.types import Episode
 
-SETTINGS = "settings.json"
-
 
 class PartialResults:
     """The finished parts of an evaluation, one file each, in the folder `<output>.parts`.
@@ -28,37 +26,40 @@ class PartialResults:
         settings: Settings that affect the result, as JSON values. Episodes with other settings are never reused.
 
     Raises:
-        InputError: If the output or its parts were made with other settings.
+        InputError: If the output or a part was made with other settings.
     """
 
     def __init__(self, output: str | os.PathLike[str], settings: Mapping[str, Any]):
         self.output = Path(os.path.expanduser(output))  # no shell has done so for a YAML file
         self.folder = self.output.with_name(f"{self.output.name}.parts")
         self.settings = json.loads(json.dumps(settings))
-        for place, file in ((self.folder, self.folder / SETTINGS), (self.output, self.output)):
-            found = _read(file)
-            if found is not None:
-                self._need_same(place, found.get("settings"))
+        found = self.finished()
+        if found is not None:
+            self._need_same(self.output, found.get("settings"))
+        for file in self.folder.glob("*.json"):
+            self.read(file.stem)
 
     def finished(self) -> dict[str, Any] | None:
         """Returns the content written by `finish`, or `None` if the evaluation has not ended."""
         return _read(self.output)
 
-    def start(self) -> None:
-        """Creates the folder, without parts of unknown settings. Call it in one process while the others wait."""
-        if not (self.folder / SETTINGS).is_file():
-            shutil.rmtree(self.folder, ignore_errors=True)
-        write_state(self.folder / SETTINGS, {"settings": self.settings})
-
     def read(self, part: str) -> tuple[list[Episode], float] | None:
-        """Returns the episodes of a part and their wall time in seconds, or `None` if it has not been played."""
+        """Returns the episodes of a part and their wall time in seconds, or `None` if it has not been played.
+
+        Raises:
+            InputError: If another evaluation has played it.
+        """
         found = _read(self.folder / f"{part}.json")
-        return ([Episode.from_dict(data) for data in found["episodes"]], found["seconds"]) if found else None
+        if not found:
+            return None
+        self._need_same(self.folder, found.get("settings"))
+        return [Episode.from_dict(data) for data in found["episodes"]], found["seconds"]
 
     def keep(self, part: str, episodes: list[Episode], seconds: float) -> None:
-        """Writes the episodes of a part, without token ids."""
+        """Writes the episodes of a part, without token ids, with the settings."""
         bare = [asdict(episode.without_tokens()) for episode in episodes]
-        write_state(self.folder / f"{part}.json", {"episodes": bare, "seconds": seconds})
+        content = {"episodes": bare, "seconds": seconds, "settings": self.settings}
+        write_state(self.folder / f"{part}.json", content)
 
     def finish(self, results: Mapping[str, Any]) -> None:
         """Writes the output with its settings, and removes the parts."""
