@@ -193,6 +193,17 @@ def test_textworld_parses_every_text_by_one_function_and_keeps_its_grammar():
     expect_lines("_logic", inspect.getsource(pddl), "self._logic = ", "self._logic.grammar.derive(")
 
 
+# ------------------------------------------------------------------------------------------------------------ py4j
+
+
+def test_py4j_logs_a_lost_connection_by_the_module_logging():
+    gateway = pytest.importorskip("py4j.java_gateway")
+    expect_lines("logging", inspect.getsource(gateway.GatewayClient.send_command), "logging.exception(")
+
+
+# --------------------------------------------------------------------------------------------------------- OpenEnv
+
+
 @pytest.mark.slow
 def test_a_client_of_openenv_holds_the_connection_of_its_session():
     openenv = pytest.importorskip("openenv.core")

@@ -193,6 +193,27 @@ def test_worlds_of_a_lost_jvm_raise_until_they_are_reset(how, message):
         env.close()
 
 
+LOSING = f"""#!{sys.executable}
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], end="\\n\\n", flush=True)
+while True:
+    connection, _ = server.accept()
+    connection.recv(1000)
+    connection.close()
+"""
+
+
+def test_a_lost_connection_is_an_error_and_is_not_logged(tmp_path, caplog):
+    """py4j logs it with its traceback, by the root logger. In place of a JVM, a program that answers no call."""
+    program = tmp_path / "java"
+    program.write_text(LOSING)
+    program.chmod(0o755)
+    with pytest.raises(EnvError, match="the ScienceWorld JVM .* hung"):
+        Jvm(64, java=str(program))
+    assert caplog.messages == []
+
+
 def test_a_jvm_lost_between_episodes_is_replaced_unnoticed():
     suite = ScienceWorldSuite()
     env = suite.make_env()

@@ -117,17 +117,19 @@ class Jvm:
             self.shared = SharedState(self._gateway)
 
     def _connect(self) -> Any:
-        from py4j.java_gateway import GatewayParameters, JavaGateway
+        from py4j import java_gateway
 
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it would log errors that are raised here anyway
+        # It would log errors that are raised here anyway, a lost connection by the root logger.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        java_gateway.logging = java_gateway.logger
         port, token = _first_lines(self.process.stdout, 2, self.timeout_seconds)
         if not port.strip().isdigit():
             self.close()
             raise EnvError(
                 f"heap_mb: the JVM did not start with {self.heap_mb} MB of heap: {self._tail() or 'it printed nothing'}"
             )
-        return JavaGateway(
-            gateway_parameters=GatewayParameters(
+        return java_gateway.JavaGateway(
+            gateway_parameters=java_gateway.GatewayParameters(
                 port=int(port),
                 auth_token=token.strip(),
                 read_timeout=self.timeout_seconds,
