@@ -333,10 +333,12 @@ def test_an_environment_that_fails_aborts_its_episode_alone(tokenizer, make, err
     assert [len(call) for call in policy.calls] == asked
 
 
-def test_a_template_that_no_environment_can_fill_is_an_error(tokenizer):
-    envs = [ScriptedEnv(start=("start", {"won": False})) for _ in range(2)]
-    with pytest.raises(KeyError, match="task"):
-        play(tokenizer, envs)
+@pytest.mark.parametrize("count", [1, 2])
+def test_tasks_that_the_template_cannot_show_abort_their_episodes_also_where_a_rollout_has_no_others(tokenizer, count):
+    envs = [ScriptedEnv(start=("start", {"won": False})) for _ in range(count)]
+    episodes = play(tokenizer, envs)
+    assert stops(episodes) == [StopReason.ABORTED] * count
+    assert {episode.error for episode in episodes} == {"KeyError: 'task'"}
 
 
 def test_an_exception_in_the_parser_aborts_that_episode_alone(tokenizer, monkeypatch):

@@ -96,10 +96,10 @@ def finished_episodes(
     while True:
         with times.measure("env"):
             observed = _answered(episodes, acting, wait=not asked, for_all=is_first or engine.in_step)
+        is_first = False
         acting = [i for i in acting if i not in observed]
         with times.measure("text"):
-            _set_prompts([episodes[i] for i in observed if episodes[i].stop is None], context, is_first=is_first)
-            is_first = False
+            _set_prompts([episodes[i] for i in observed if episodes[i].stop is None], context)
         ended = [i for i in observed if episodes[i].stop is not None]
         yield from ((i, episodes[i].to_episode()) for i in ended)
         running = [i for i in observed if episodes[i].stop is None]
@@ -169,8 +169,8 @@ def _answered(episodes: Sequence[RunningEpisode], acting: Sequence[int], *, wait
     return ready
 
 
-def _set_prompts(episodes: list[RunningEpisode], context: ContextBuilder, *, is_first: bool) -> None:
-    """Sets the next prompt of every episode. At the start of a rollout (`is_first`), an error for all is raised."""
+def _set_prompts(episodes: list[RunningEpisode], context: ContextBuilder) -> None:
+    """Sets the next prompt of every episode."""
     try:
         prompts = context.build([episode.view() for episode in episodes]) if episodes else []
     except BaseException as error:  # one environment's observation cannot be encoded; find out which
@@ -180,8 +180,6 @@ def _set_prompts(episodes: list[RunningEpisode], context: ContextBuilder, *, is_
         for i, episode in enumerate(episodes):
             with episode.aborted_by_errors():
                 (prompts[i],) = context.build([episode.view()])
-        if is_first and all(episode.error and not episode.turns for episode in episodes):
-            raise  # no first prompt can be built: the template is at fault, not an environment
     for episode, prompt in zip(episodes, prompts, strict=True):
         episode.prompt = prompt
         if prompt is None and episode.stop is None:
