@@ -42,6 +42,34 @@ def test_prompts_and_answers_are_those_of_a_policy_that_plays_like_the_expert(to
     assert max(map(len, played)) > 2  # so that the window has moved
 
 
+class OneDict(ToySuite):
+    """Updates one info in place and returns it each time."""
+
+    def make_env(self):
+        env = super().make_env()
+        reset, step_, kept = env.reset, env.step, {}
+
+        def reset_in_place(**kwargs):
+            observation, given = reset(**kwargs)
+            kept.update(given)
+            return observation, kept
+
+        def step_in_place(action):
+            *others, given = step_(action)
+            kept.update(given)
+            return *others, kept
+
+        env.reset, env.step = reset_in_place, step_in_place
+        return env
+
+
+@pytest.mark.parametrize("mode", ["windowed", "concatenated"])
+def test_an_environment_may_update_its_info_in_place(tokenizers, mode):
+    context = context_of(tokenizers["alfworld"], mode, template=PromptTemplate.load("alfworld"))
+    once, anew = (list(expert_episodes(suite, TASKS, context, max_turns=7)) for suite in (OneDict(), ToySuite()))
+    assert once == anew and max(map(len, once)) > 2
+
+
 def test_an_answer_ends_with_the_end_of_turn(tokenizers):
     tokenizer = tokenizers["alfworld"]
     [[turn]] = expert_episodes(LineSuite([WIN]), [("a", 0)], context_of(tokenizer), max_turns=3)

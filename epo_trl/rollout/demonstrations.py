@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from epo_trl.envs.base import Info, TaskSuite, TextEnv
-from epo_trl.envs.border import squeeze
+from epo_trl.envs.border import checked_answer, checked_outcome, squeeze
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
@@ -150,7 +150,7 @@ def play_expert(
     Returns:
         Its turns, whether it won, and whether the game ended.
     """
-    observation, info = start
+    observation, info = checked_answer(*start)
     env.reseed(seed)
     expert = suite.make_expert(seed)
     expert.reset(observation, info)
@@ -164,7 +164,7 @@ def play_expert(
         played = _with_mistake(action, known, info, mistake_rate, chance) if mistake_rate else action
         turns.append(ExpertTurn(view, thought, action, played))
         history.append(PastTurn(observation, played, squeeze(thought) if thoughts else ""))
-        observation, _, terminated, truncated, info = env.step(played)
+        observation, _, terminated, truncated, info = checked_outcome(*env.step(played))
         if terminated or truncated:
             break
     return turns, bool(info["won"]), terminated
