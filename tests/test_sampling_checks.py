@@ -1,12 +1,14 @@
 """What is sampled is what the loss takes it for: settings that would change that in silence are named."""
 
+import copy
 import warnings
 
 import pytest
+from local_server import LocalServer
 from rollout_parts import QWEN, byte_tokenizer, context_of
 from trainer_kit import make_config, make_model, make_trainer
 
-from epo_trl.trainers.checks import check_sampling, warn_empty_thought
+from epo_trl.trainers.sampling_checks import check_sampling, warn_empty_thought
 
 # Qwen3 with thinking turned off, GLM and Nemotron
 EMPTY = ("<think>\n\n</think>\n\n", "<think></think>", "\n<think></think>\n")
@@ -33,7 +35,7 @@ def test_generation_settings_that_go_round_ours_are_refused(tmp_path, given, mes
 
 
 def test_other_generation_settings_pass(tmp_path):
-    given = {"use_cache": False, "temperature": 1.0, "max_new_tokens": 16, "do_sample": True, "suppress_tokens": [3]}
+    given = {"use_cache": False, "temperature": 1.0, "max_new_tokens": 16, "do_sample": True, "no_repeat_ngram_size": 0}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_sampling(make_config(tmp_path, max_completion_length=16, generation_kwargs=given))
@@ -46,6 +48,13 @@ def test_other_generation_settings_pass(tmp_path):
         ({"top_k": 50}, "top_k: got 50, .*tokens that cannot be sampled. .*set top_k=0$"),
         ({"top_p": 0.9, "min_p": 0.1}, "top_p, min_p: got 0.9, 0.1, .*set top_p=1.0, min_p=None$"),
         ({"repetition_penalty": 1.1}, "repetition_penalty: got 1.1, .*set repetition_penalty=1.0$"),
+        ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex: got a.*_regex=None$"),
+        (
+            {"top_k": 50, "generation_kwargs": {"use_cache": False, "typical_p": 0.5, "min_new_tokens": 2}},
+            "top_k, typical_p, min_new_tokens: got 50, 0.5, 2, .*set top_k=0 and remove typical_p, min_new_tok",
+        ),
+        ({"generation_kwargs": {"bad_words_ids": [[3]]}}, "bad_words_ids: .*training, remove bad_words_ids from gener"),
+        ({"use_vllm": True, "generation_kwargs": {"presence_penalty": 1.5}}, "presence_penalty: got 1.5, .*remove pre"),
     ],
 )
 def test_sampling_from_a_part_of_the_distribution_warns(tmp_path, changes, message):
@@ -66,15 +75,42 @@ def test_a_template_that_closes_the_reasoning_itself_warns_where_reasoning_is_re
         warn_empty_thought(required, open_)
 
 
+def first_tokens(trainer):
+    with trainer.player.engine.rollout(trainer.rules.context, 64):
+        responses, _ = trainer.player.engine._generate_turn([[5, 6, 7]] * 64)
+    return {response[0] for response in responses}
+
+
 def test_a_rollout_ignores_the_sampling_settings_of_the_checkpoint(tmp_path):
     """With min_p 1 only the most probable token is left."""
     model = make_model()
     model.generation_config.min_p = 1.0
     trainer = make_trainer(tmp_path, model=model)
-    with trainer.player.engine.rollout(trainer.rules.context, 64):
-        responses, _ = trainer.player.engine._generate_turn([[5, 6, 7]] * 64)
-    assert len({response[0] for response in responses}) > 10
+    assert len(first_tokens(trainer)) > 10
     assert model.generation_config.min_p == 1.0, "the checkpoint keeps its own"
+
+
+@pytest.mark.filterwarnings("ignore:typical_p")
+def test_an_evaluation_samples_from_the_full_distribution(tmp_path):
+    trainer = make_trainer(tmp_path, model=make_model(), generation_kwargs={"typical_p": 0.01})
+    config = copy.deepcopy(trainer.generation_config)
+    with trainer.player.engine.sampling(1.0, 0):
+        assert len(first_tokens(trainer)) > 10
+    assert len(first_tokens(trainer)) < 3, "training samples as the run says"
+    assert trainer.generation_config == config and trainer.generation_kwargs["typical_p"] == 0.01
+
+
+def test_an_evaluation_with_vllm_leaves_out_what_narrows_its_distribution(tmp_path):
+    trainer = make_trainer(tmp_path)
+    given = {"logit_bias": {3: -100}, "detokenize": False}
+    trainer.use_vllm, trainer.vllm_generation = True, LocalServer(trainer)
+    trainer.vllm_generation.generation_kwargs, trainer.args.generation_kwargs = given, given
+    trainer.vllm_generation.structured_outputs_regex = "a+"
+    with trainer.player.engine.sampling(1.0, 0):
+        assert trainer.vllm_generation.generation_kwargs == {"detokenize": False}
+        assert trainer.vllm_generation.structured_outputs_regex is None
+    assert trainer.vllm_generation.generation_kwargs == given
+    assert trainer.vllm_generation.structured_outputs_regex == "a+"
 
 
 def test_a_trainer_makes_these_checks(tmp_path, monkeypatch):

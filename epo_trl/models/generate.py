@@ -15,6 +15,19 @@ from epo_trl.models.prefix_cache import PrefixCache, can_reuse
 
 # Settings besides the temperature that change the distribution, and the values that do not.
 UNCHANGED = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+# Further settings of transformers and vLLM that keep it, or have a field of their own in a trainer's config.
+_KEEPING = {
+    *UNCHANGED, "temperature", "do_sample", "num_beams", "num_return_sequences", "n",
+    "max_new_tokens", "max_tokens", "max_length", "pad_token_id", "bos_token_id",
+    "use_cache", "cache_implementation", "cache_config", "max_cache_len", "prefill_chunk_size",
+    "disable_compile", "compile_config", "renormalize_logits", "remove_invalid_values",
+    "detokenize", "skip_special_tokens", "spaces_between_special_tokens",
+}  # fmt: skip
+
+
+def narrowing(settings: Mapping[str, Any]) -> list[str]:
+    """Returns the names of generation settings that may exclude or favour tokens, besides those in `UNCHANGED`."""
+    return [name for name, value in settings.items() if value and name not in _KEEPING]
 
 
 def decoding(temperature: float) -> dict[str, Any]:

@@ -217,60 +217,6 @@ def check_half_precision(args: EPOConfig) -> None:
         )
 
 
-# Values that leave the model's distribution unchanged; the first one is recommended.
-_OFF: dict[str, tuple[Any, ...]] = {
-    "top_p": (1.0,),
-    "top_k": (0, None, -1),
-    "min_p": (None, 0.0),
-    "repetition_penalty": (1.0,),
-}
-_FIXED: dict[str, Any] = {
-    **{"do_sample": True, "num_beams": 1, "num_return_sequences": 1, "n": 1, "return_dict_in_generate": False},
-    **dict.fromkeys(("eos_token_id", "stop_token_ids", "stop", "stop_strings")),
-}
-
-
-def check_sampling(args: EPOConfig) -> None:
-    """Raises `InputError` if `generation_kwargs` bypass a setting; warns if sampling cannot reach every token.
-
-    The loss must know how responses were sampled, so each of these settings has one place.
-    """
-    own = {name: name for name in (*_OFF, "temperature", "cache_implementation")}
-    own |= dict.fromkeys(("max_new_tokens", "max_tokens", "max_length"), "max_completion_length")
-    given: dict[str, Any] = args.generation_kwargs or {}
-    for name, value in given.items():
-        if name in own and value != getattr(args, own[name]):
-            raise InputError(
-                f"generation_kwargs: expected no {name}, got {name}={value!r}. It would override {own[name]} "
-                f"({getattr(args, own[name])!r}), which the loss assumes. Set {own[name]} instead."
-            )
-        if name in _FIXED and value != _FIXED[name]:
-            raise InputError(
-                f"generation_kwargs: expected no {name}, got {name}={value!r}. The loss is that of one sampled "
-                "response per prompt, which ends at the model's own end tokens."
-            )
-    changed = {name: getattr(args, name) for name, off in _OFF.items() if getattr(args, name) not in off}
-    if changed and args.process_index == 0:
-        warnings.warn(
-            f"{', '.join(changed)}: got {', '.join(map(str, changed.values()))}, so responses come from a different "
-            "distribution than the loss and the entropy terms assume. Log-probabilities differ, and the entropy bonus "
-            "includes tokens that cannot be sampled. For training, set "
-            + ", ".join(f"{name}={_OFF[name][0]}" for name in changed),
-            stacklevel=3,
-        )
-
-
-def warn_empty_thought(args: EPOConfig, context: ContextBuilder) -> None:
-    """Warns if reasoning is required but the chat template closes the reasoning block before the response."""
-    if args.require_think and context.has_empty_thought and args.process_index == 0:
-        warnings.warn(
-            "require_think: got True, but the chat template starts every answer with an empty <think> </think> block. "
-            "All actions of a model that does not think again after it are invalid. Set require_think=False, or turn "
-            "thinking on, for most models with chat_template_kwargs={'enable_thinking': True}.",
-            stacklevel=3,
-        )
-
-
 def check_packing(model: Any, attention: str) -> None:
     """Raises `InputError` if sequences packed into one row affect each other; warns if padding is faster.
 

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 from epo_trl.devices import seeded
 from epo_trl.errors import InputError
 from epo_trl.models.adapters import keeping_base
-from epo_trl.models.generate import UNCHANGED, decoding, without_own_settings
+from epo_trl.models.generate import UNCHANGED, decoding, narrowing, without_own_settings
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes
 from epo_trl.rollout import ContextBuilder, Engine, InStep, Response
 
@@ -163,10 +163,14 @@ class PolicyEngine(Engine):
     def sampling(self, temperature: float, seed: int) -> Iterator[None]:
         """Samples from the full distribution at another temperature, greedily at 0, from a separate random stream."""
         trainer = self._trainer
+        given = trainer.args.generation_kwargs or {}
+        others = narrowing(given)
         holder: Any = trainer.vllm_generation if trainer.use_vllm else trainer.generation_config
-        changes = decoding(temperature)
+        changes = decoding(temperature) | dict.fromkeys(others)
         if trainer.use_vllm:
+            kept = {name: value for name, value in given.items() if name not in others}
             changes = {**UNCHANGED, "min_p": 0.0, "temperature": temperature}
+            changes |= {"generation_kwargs": kept, "structured_outputs_regex": None}
         # Plain generation also reads the changes from here; with vLLM there is no such dictionary.
         kwargs: dict[str, Any] = {} if trainer.use_vllm else trainer.generation_kwargs
         before, kwargs_before = {name: getattr(holder, name) for name in changes}, dict(kwargs)

@@ -29,14 +29,13 @@ from epo_trl.trainers.checks import (
     check_reference,
     check_reference_weights,
     check_reward_funcs,
-    check_sampling,
     check_test_tasks,
     check_tokenizer,
     check_train_tasks,
-    warn_empty_thought,
     warn_loss_scale,
 )
 from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.sampling_checks import check_sampling, warn_empty_thought
 
 
 @dataclass(frozen=True, slots=True)
