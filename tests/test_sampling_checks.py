@@ -26,6 +26,8 @@ EMPTY = ("<think>\n\n</think>\n\n", "<think></think>", "\n<think></think>\n")
         ({"num_return_sequences": 2}, "expected no num_return_sequences"),
         ({"n": 2}, "expected no n, "),
         ({"eos_token_id": 3}, "expected no eos_token_id"),
+        ({"seed": 5}, "expected no seed, got seed=5. vLLM would .*same response.*Set seed, or request_seeds"),
+        ({"logprobs": 5}, "expected no logprobs, got logprobs=5. .*another token"),
         ('{"temperature": 0.4}', "got temperature=0.4"),  # as on a command line
     ],
 )

@@ -22,6 +22,11 @@ _FIXED: dict[str, Any] = {
     **{"do_sample": True, "num_beams": 1, "num_return_sequences": 1, "n": 1, "return_dict_in_generate": False},
     **dict.fromkeys(("eos_token_id", "stop_token_ids", "stop", "stop_strings")),
 }
+_REFUSED = {
+    "seed": "vLLM would sample the same response for every member of a group, and transformers would ignore it. Set "
+    "seed, or request_seeds for a seed per response.",
+    "logprobs": "vLLM would return the log-probability of another token than the sampled one.",
+}
 
 
 def check_sampling(args: EPOConfig) -> None:
@@ -38,6 +43,8 @@ def check_sampling(args: EPOConfig) -> None:
                 f"generation_kwargs: expected no {name}, got {name}={value!r}. It would override {own[name]} "
                 f"({getattr(args, own[name])!r}), which the loss assumes. Set {own[name]} instead."
             )
+        if name in _REFUSED:
+            raise InputError(f"generation_kwargs: expected no {name}, got {name}={value!r}. {_REFUSED[name]}")
         if name in _FIXED and value != _FIXED[name]:
             raise InputError(
                 f"generation_kwargs: expected no {name}, got {name}={value!r}. The loss is that of one sampled "
