@@ -132,15 +132,20 @@ def test_the_model_gets_its_generate_back():
 
 
 def test_models_that_forget_are_told_apart():
-    from transformers import AutoModelForCausalLM, Gemma2Config, MambaConfig, MistralConfig
+    from transformers import AutoModelForCausalLM, Gemma2Config, MambaConfig, MistralConfig, MptConfig, Phi3Config
 
+    long = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2}
     attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16, "head_dim": 8}
+    phi = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     for config, expected in [
         (Gemma2Config(**sizes, **attention), False),
         (MistralConfig(**sizes, **attention, sliding_window=8), False),
         (MistralConfig(**sizes, **attention, sliding_window=None), True),
         (MambaConfig(**sizes, state_size=4), False),
+        (MptConfig(vocab_size=64, d_model=16, n_layers=2, n_heads=2), False),  # biased by column, padding or not
+        (Phi3Config(**sizes, **attention, **phi), True),
+        (Phi3Config(**sizes, **attention, **phi, rope_parameters=long), False),  # a long row rescales all positions
     ]:
         model = AutoModelForCausalLM.from_config(config)
         assert can_reuse(model, model.generation_config) == expected, config.model_type

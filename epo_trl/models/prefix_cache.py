@@ -147,16 +147,27 @@ _NEUTRAL = {"use_cache": True, "repetition_penalty": 1.0, "num_beams": 1, "num_r
 def can_reuse(model: Any, generation_config: Any) -> bool:
     """Whether reuse gives the same result as generation from the start, for this model and these settings.
 
-    Every layer must use full attention; other layers keep only part of the keys and values, or other states. Unset
+    Every layer must use full attention; other layers keep only part of the keys and values, or other states. Keys must
+    depend on a token's position alone: LongRoPE's change with the length of the sequence, and MPT counts padding. Unset
     settings default to the model's own.
     """
-    layers = DynamicCache(config=model.config.get_text_config()).layers
-    if getattr(model, "_is_stateful", False) or not all(type(layer) is DynamicLayer for layer in layers):
+    config = model.config.get_text_config()
+    if getattr(model, "_is_stateful", False) or config.model_type == "mpt" or longrope_start(config) is not None:
+        return False
+    if not all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers):
         return False
     settings: dict[str, Any] = {}
     for config in (model.generation_config, generation_config):
         settings |= {name: value for name, value in config.to_dict().items() if value is not None}
     return all(name in _HARMLESS or value == _NEUTRAL.get(name, False) for name, value in settings.items())
+
+
+def longrope_start(config: Any) -> int | None:
+    """Returns the length in tokens above which a model's LongRoPE rescales a sequence; `None` for other models."""
+    shared = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    ropes = [shared, *(rope for rope in shared.values() if isinstance(rope, dict))]  # of all layers, or by their type
+    starts = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
+    return min(starts, default=None)
 
 
 @contextmanager
