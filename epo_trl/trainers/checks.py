@@ -18,6 +18,7 @@ from epo_trl.long_runs.run_settings import shards_weights, uses_fsdp
 from epo_trl.methods import Methods, Need
 from epo_trl.models.adapters import is_adapted
 from epo_trl.models.load import load_tokenizer, sequence_limit
+from epo_trl.models.prefix_cache import longrope_start
 from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.config import EPOConfig
 
@@ -264,6 +265,8 @@ def _rounding(model: Any, output: torch.dtype) -> float:
 def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: Any) -> int | None:
     """Returns the model's maximum sequence length in tokens, or `None` if it has no limit.
 
+    Warns if a sequence may become so long that LongRoPE rescales the tokens sampled before.
+
     Raises:
         ValueError: If one turn (windowed), or `max_turns` responses after the first prompt (concatenated), cannot fit.
     """
@@ -275,7 +278,18 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
     if not known:
         return None
     name = min(known, key=known.__getitem__)
-    context.check_limit(name, known[name], 1 if context.is_windowed else args.max_turns)
+    turns = 1 if context.is_windowed else args.max_turns
+    context.check_limit(name, known[name], turns)
+    longest = min(known[name], turns * (context.max_prompt_tokens + context.max_response_tokens))
+    start = longrope_start(model_config)
+    if start is not None and longest > start and args.process_index == 0:
+        warnings.warn(
+            f"max_prompt_length, max_completion_length: expected at most original_max_position_embeddings = {start} "
+            f"tokens in a sequence of this LongRoPE model, got up to {longest}. In a longer one the model rescales all "
+            "positions, so the loss scores its first tokens under another policy than the one that sampled them. Lower "
+            "them" + (", use context='windowed', or lower max_turns" if turns > 1 else ""),
+            stacklevel=2,
+        )
     return known[name]
 
 
