@@ -218,9 +218,11 @@ def test_an_answer_is_closed_once(closing, eos, said, appended):
 
 
 @pytest.mark.parametrize("said", ["<|endoftext|>", "<|user|>", ""])
-def test_the_header_that_ends_an_answer_stands_there_once(said):
-    """Nothing else closes an answer (GLM-4)."""
+@pytest.mark.parametrize("template", [None, templates.glm4moe_training_chat_template], ids=["own", "training"])
+def test_the_header_that_ends_an_answer_stands_there_once(template, said):
+    """Nothing else closes an answer (GLM-4). TRL's template for training writes it after the last answer too."""
     tokenizer = FAMILIES["glm"]()
+    tokenizer.chat_template = template or tokenizer.chat_template
     ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|user|>"])
     context = context_of(tokenizer, "concatenated", end_ids=ends)
     grown = build(context, PAST[:1], last_response_ids=ids_of(tokenizer, answer("go") + said)).ids

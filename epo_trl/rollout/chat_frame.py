@@ -92,6 +92,8 @@ class ChatFrame:
                 f"processing_class: the chat template names the tool beside what it returned{advice}"
             )
         ending = apply(_PROBE[:2], asks=False).rpartition(_PROBE[1])[2]
+        if opening.rstrip().endswith(ending.strip()):  # the header of a user's message
+            ending = ""
         return cls(opening, closing, whole[2], reply_closing, ending)
 
 
