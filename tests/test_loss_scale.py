@@ -2,18 +2,20 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
-from trainer_kit import catch_step, difference, largest, make_config, make_trainer, with_episodes
+from trainer_kit import GROUP, catch_step, difference, largest, make_config, make_episodes, make_trainer, with_episodes
 
 from epo_trl.trainers.checks import vespo_weight, warn_loss_scale
+from epo_trl.types import StopReason
 
-TOKENS, EPISODES = 39, 8  # of the episodes made by hand; the aborted one has no token and counts as a row of TRL's
+TOKENS, EPISODES = 39, 7  # of the episodes made by hand, without the aborted one
 
 
-def gradients(folder, *, then=lambda trainer: None, **changes):
-    """Returns the gradients of one update on the episodes made by hand, without entropy terms."""
-    trainer = with_episodes(make_trainer(folder, epo_lambda=0.0, **changes))
+def gradients(folder, *, then=lambda trainer: None, episodes=None, **changes):
+    """Returns the gradients of one update, by default on the episodes made by hand, without entropy terms."""
+    trainer = with_episodes(make_trainer(folder, epo_lambda=0.0, **changes), episodes)
     then(trainer)
     found = catch_step(trainer)[1]
     assert largest(found) > 1e-3
@@ -26,9 +28,23 @@ def assert_times(factor, one, other):
 
 
 def test_luspo_is_as_many_times_dapo_as_an_episode_has_tokens(tmp_path):
-    """39 tokens in 8 rows: 4.875 a row."""
+    """39 tokens in 7 episodes: 5.57 each."""
     luspo, dapo = (gradients(tmp_path, loss_type=name) for name in ("luspo", "dapo"))
     assert_times(TOKENS / EPISODES, luspo, dapo)
+
+
+@pytest.mark.parametrize("rows", [8, 2], ids=["one micro-batch", "four micro-batches"])
+@pytest.mark.parametrize("loss", ["grpo", "sapo", "dr_grpo", "luspo", "dapo"])
+def test_aborted_episodes_do_not_shrink_the_policy_loss(tmp_path, loss, rows):
+    """A group alone and beside a group of aborted episodes."""
+    group = make_episodes()[:GROUP]
+    aborted = [replace(episode, stop=StopReason.ABORTED) for episode in group]
+    alone = gradients(tmp_path, loss_type=loss, episodes=group, per_device_train_batch_size=GROUP)
+    beside = gradients(
+        tmp_path, loss_type=loss, episodes=[*group, *aborted], per_device_train_batch_size=rows,
+        gradient_accumulation_steps=2 * GROUP // rows,
+    )  # fmt: skip
+    assert_times(1.0, beside, alone)
 
 
 def test_cispo_with_a_cap_below_1_is_that_part_of_itself(tmp_path):

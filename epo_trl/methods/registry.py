@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Method, Need
 from epo_trl.methods.epo import EPO
-from epo_trl.methods.stack import TOKEN_MEANS, Methods
+from epo_trl.methods.stack import Methods
 
 # Field of the configuration -> name -> location of the class. User-defined classes are named "module:Class".
 METHODS: dict[str, dict[str, str]] = {
@@ -222,12 +222,12 @@ def _check_nucleus(methods: Methods, args: Any) -> None:
 
 
 def _check_loss(methods: Methods, args: Any) -> None:
-    """Rejects losses whose means count the rows of the groups that a method leaves out."""
+    """Rejects the loss whose mean counts the micro-batches of the groups that a method leaves out."""
     choosing = methods.overriding("choose_groups")
-    if choosing and args.loss_type not in TOKEN_MEANS:
+    if choosing and args.loss_type == "bnpo":
         raise InputError(
-            f"loss_type: expected one of {TOKEN_MEANS} with {choosing[0]!r}, got {args.loss_type!r}, whose mean also "
-            "counts the groups that are left out, as zeros. Set loss_type: dapo."
+            f"loss_type: expected a mean over the whole batch with {choosing[0]!r}, got 'bnpo', whose mean over "
+            "micro-batches also counts those of groups that are left out, as zeros. Set loss_type: dapo."
         )
 
 

@@ -14,7 +14,6 @@ from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch,
 from epo_trl.methods.entropy_meter import EntropyMeter
 from epo_trl.types import LARGEST_REWARD, Episode
 
-TOKEN_MEANS = ("dapo", "cispo", "vespo")  # TRL's losses that are means over the tokens of the whole batch
 _MARK = "marks/{method}/{name}"  # key in TRL's batch
 
 

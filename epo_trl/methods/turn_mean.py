@@ -11,8 +11,9 @@ from torch import Tensor
 from epo_trl.bounds import OneOf
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages
-from epo_trl.methods.stack import TOKEN_MEANS
 from epo_trl.methods.token_statistics import on_tokens, token_extremes, turn_lengths
+
+_TOKEN_MEANS = ("dapo", "cispo", "vespo")  # TRL's losses that are means over the tokens of the whole batch
 
 
 @dataclass
@@ -34,9 +35,9 @@ class TurnMean(Method):
 
     def check(self, args: Any) -> None:
         """Rejects losses that are no mean over the tokens of the whole batch."""
-        if args.loss_type not in TOKEN_MEANS:
+        if args.loss_type not in _TOKEN_MEANS:
             raise InputError(
-                f"loss_type: expected one of {TOKEN_MEANS} with 'turn-mean', got {args.loss_type!r}, which is no mean "
+                f"loss_type: expected one of {_TOKEN_MEANS} with 'turn-mean', got {args.loss_type!r}, which is no mean "
                 "over the tokens of the whole batch. Set loss_type: dapo."
             )
 

@@ -22,6 +22,7 @@ Inputs = dict[str, Any]
 _LAYOUT = "layout/{name}"  # key in TRL's batch, which shuffles and splits CPU tensors like device tensors
 _ENTROPY, _STATISTIC = "behaviour/entropy", "behaviour/{need}"  # keys of scores under the behaviour policy
 _ON_CPU = ("turn_ids", "response_mask", "prompt_tokens")
+_ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")  # TRL's losses that are means over rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +193,19 @@ def update_scale(trainer: Any) -> float:
     return updates * trainer.accelerator.num_processes
 
 
+def row_scale(trainer: Any, inputs: Inputs) -> Tensor | float:
+    """Returns the factor that makes TRL's mean over rows a mean over the episodes with a token in the loss.
+
+    It is the number of rows in the batches of all ranks, divided by that of those episodes; 1 for other losses.
+    """
+    if trainer.loss_type not in _ROW_MEANS:
+        return 1.0
+    rows = len(inputs["advantages"]) * trainer.args.steps_per_generation * trainer.accelerator.num_processes
+    return rows / inputs["num_episodes"].clamp(min=1)
+
+
 def policy_weights(trainer: Any, inputs: Inputs) -> Tensor:
-    """Returns the (b, T) weights of the tokens in TRL's policy loss of a micro-batch.
+    """Returns the (b, T) weights of the tokens in the policy loss of a micro-batch.
 
     If all ratios are 1, `-(weights * advantages).sum()` has the value of the loss, for the losses with a ratio.
     """
@@ -211,4 +223,4 @@ def policy_weights(trainer: Any, inputs: Inputs) -> Tensor:
         weights = mask / len(mask) / steps
     if "importance_sampling_ratio" in inputs and kind != "vespo":  # corrects vLLM's log-probabilities
         weights = weights * inputs["importance_sampling_ratio"]
-    return weights
+    return weights * row_scale(trainer, inputs)

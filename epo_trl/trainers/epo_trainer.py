@@ -307,7 +307,7 @@ class EPOTrainer(LongRunTrainer):
         of the whole batch, however the batch is split.
         """
         self._scoring = ScoringTask(batches.layout_in(inputs, self.rules.context), inputs)
-        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss = batches.row_scale(self, inputs) * super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         (scores,) = self._scoring.scores
         self._scoring = None
         micro = batches.micro_batch(self, inputs, scores)
