@@ -41,6 +41,12 @@ FIELDS = [
     ("high-entropy", {}, {"top_entropy_quantile": 0.2}, "top_entropy_quantile: expected 1.0 with 'high-entropy'.*0.2"),
     ("ref-nucleus", {}, {"sync_ref_model": True, "beta": 0.1}, "sync_ref_model: expected False .*'ref-nucleus'.*True"),
     ("rlvmr", {}, {"require_think": True}, "require_think: expected False with credit 'rlvmr', got True"),
+    (
+        "rlvmr",
+        {},
+        {"require_think": False, "action_format": "tool_calls"},
+        "action_format: expected 'tags' with credit 'rlvmr', got 'tool_calls'",
+    ),
     ("turn-mean", {}, {"loss_type": "grpo"}, "loss_type: expected one of .*'dapo'.* with 'turn-mean', got 'grpo'"),
 ]
 

@@ -52,11 +52,16 @@ class RLVMR(Tallied, GRPO):
         self.tally = Tally("turns", "reward", *TAGS)
 
     def check(self, args: Any) -> None:
-        """Rejects `require_think`, since the tags replace <think> </think>."""
+        """Rejects `require_think`, since the tags replace <think> </think>, and actions that are tool calls."""
         if args.require_think:
             raise InputError(
                 "require_think: expected False with credit 'rlvmr', got True. The tags of 'rlvmr' replace <think> "
                 "</think>. Use a prompt that asks for the tags (prompt_template: general_tags)."
+            )
+        if args.action_format != "tags":
+            raise InputError(
+                f"action_format: expected 'tags' with credit 'rlvmr', got {args.action_format!r}. 'rlvmr' reads the "
+                "kind of reasoning before <action>. Set action_format: tags."
             )
 
     def turn_rewards(self, episode: Episode) -> Sequence[float]:
