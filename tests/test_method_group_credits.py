@@ -135,6 +135,15 @@ def test_the_rounding_of_equal_returns_is_no_advantage(method):
         assert method.credit(batch_of_turns(episodes, [0] * 4 + [1] * 4)).advantages.abs().max() > 5e-4
 
 
+@pytest.mark.parametrize("kind", [GiGPO, HGPO, GAGPO, RLOO, ReinforcePlusPlus])
+def test_the_rounding_of_rewards_that_cancel_is_no_advantage(kind):
+    """Three penalties of 0.1 and 0.3 for success are 0, as no rewards are; float32 leaves 7e-9."""
+    paid = [[-0.1, -0.1, -0.1, 0.3], [0.0] * 4, [0.0] * 4]
+    episodes = [episode_of(["start", *(f"{i} {turn}" for turn in range(3))], row) for i, row in enumerate(paid)]
+    method = kind() if kind in (RLOO, ReinforcePlusPlus) else kind(gamma=1.0)
+    assert not method.credit(batch_of_turns(episodes, [0] * 3)).advantages[:, :2].any()
+
+
 @pytest.mark.parametrize("kind", [GiGPO, HGPO, GAGPO, GraphGPO])
 def test_a_state_key_takes_the_place_of_the_observation(kind):
     """The same texts in two states, and two texts in the same state."""

@@ -100,6 +100,11 @@ def population_deviation(values: list[float]) -> float:
     return pstdev(values) + 1e-6
 
 
+def largest_reward_sum(batch: Batch) -> float:
+    """Returns the largest sum of absolute rewards of an episode on any rank: rounding is relative to it. Collective."""
+    return max(batch.ranks.gather(batch.turn_rewards.double().abs().sum(1).tolist()))
+
+
 def compare_by_key(
     rows: Sequence[Sequence[tuple[Any, float]]],
     batch: Batch,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from epo_trl.bounds import Share
-from epo_trl.methods.anchors import EpisodeAndTurn, compare_by_key, sample_deviation
+from epo_trl.methods.anchors import EpisodeAndTurn, compare_by_key, largest_reward_sum, sample_deviation
 from epo_trl.methods.base import Batch
 
 
@@ -37,5 +37,5 @@ class GiGPO(EpisodeAndTurn):
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns `A_S`."""
-        divisor = sample_deviation if self.scale else None
-        return compare_by_key(self.keyed_returns(batch, self.gamma), batch, divisor=divisor)
+        divisor, size = sample_deviation if self.scale else None, largest_reward_sum(batch)
+        return compare_by_key(self.keyed_returns(batch, self.gamma), batch, divisor=divisor, size=size)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from epo_trl.bounds import Count, Finite, Share
-from epo_trl.methods.anchors import Anchored, compare_by_key, population_deviation
+from epo_trl.methods.anchors import Anchored, compare_by_key, largest_reward_sum, population_deviation
 from epo_trl.methods.base import Batch
 
 
@@ -37,9 +37,9 @@ class HGPO(Anchored):
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns the weighted mean over the depths."""
-        divisor = population_deviation if self.scale else None
+        divisor, size = population_deviation if self.scale else None, largest_reward_sum(batch)
         by_depth = [
-            compare_by_key(self.keyed_returns(batch, self.gamma, depth), batch, divisor=divisor)
+            compare_by_key(self.keyed_returns(batch, self.gamma, depth), batch, divisor=divisor, size=size)
             for depth in range(1, self.anchor_turns + 1)
         ]
         rows = []

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from epo_trl.methods.anchors import ROUNDING, compare_by_key
+from epo_trl.methods.anchors import ROUNDING, compare_by_key, largest_reward_sum
 from epo_trl.methods.base import Batch, Credit, Method, Need
 from epo_trl.methods.token_statistics import token_extremes, token_moments
 
@@ -25,7 +25,7 @@ class RLOO(Method):
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per episode."""
-        rows = compare_by_key(_returns(batch), batch, divisor=_others_share, size=_largest(batch))
+        rows = compare_by_key(_returns(batch), batch, divisor=_others_share, size=largest_reward_sum(batch))
         return Credit(batch.turn_rewards.new_tensor([sum(row) for row in rows]).unsqueeze(1) * batch.mask)
 
 
@@ -49,7 +49,7 @@ class ReinforcePlusPlus(Method):
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per episode."""
-        size, rows = _largest(batch), _returns(batch)
+        size, rows = largest_reward_sum(batch), _returns(batch)
         values = (
             compare_by_key(rows, batch, divisor=None, size=size)
             if self.baseline
@@ -71,11 +71,6 @@ def _returns(batch: Batch) -> list[list[tuple[int, float]]]:
         [(group, reward)] if episode.is_usable else []
         for group, reward, episode in zip(groups, rewards, batch.episodes, strict=True)
     ]
-
-
-def _largest(batch: Batch) -> float:
-    """Returns the largest sum of absolute rewards of an episode on any rank: rounding is relative to it. Collective."""
-    return max(batch.ranks.gather(batch.turn_rewards.double().abs().sum(1).tolist()))
 
 
 def _others_share(values: list[float]) -> float:
