@@ -53,6 +53,13 @@ def test_hgpo_by_hand():
     assert float(based[0, 2]) == pytest.approx(3.0), "a turn that is alone keeps the episode's advantage"
 
 
+def test_with_a_large_alpha_hgpo_compares_at_the_largest_or_the_smallest_depth():
+    """Of ONE's second turn: 4 beside a mean of 2.75 at depth 1, and of 2.5 at depth 2."""
+    for alpha, want in ((5e3, 1.5), (1e308, 1.5), (-1e308, 1.25)):
+        got = per_turn(HGPO(gamma=0.5, scale=False, alpha=alpha), batch_of_turns([ONE, TWO, THREE], [0, 0, 0]))
+        assert float(got[0, 1]) == want
+
+
 def test_gagpo_by_hand():
     """V(a) = 1.5, V(b) = 2.75, V(c) = 8, with gamma 0.5. Lambda 0 leaves the differences alone."""
     batch = batch_of_turns([ONE, TWO, THREE], [0, 0, 0])

@@ -54,6 +54,8 @@ class HGPO(Anchored):
         return rows
 
     def _weighted_mean(self, advantages: list[tuple[int, float]]) -> float:
-        weights = [((depth + 1) ** self.alpha, value) for depth, value in advantages if value != 0]
+        given = [(depth + 1, value) for depth, value in advantages if value != 0]
+        heaviest = (max if self.alpha > 0 else min)((base for base, _ in given), default=1)
+        weights = [((base / heaviest) ** self.alpha, value) for base, value in given]  # at most 1: none overflows
         total = sum(weight for weight, _ in weights)
         return sum(weight * value for weight, value in weights) / total if weights else 0.0
