@@ -631,6 +631,15 @@ def test_the_best_policy_is_the_best_of_evaluations_that_can_be_compared(tmp_pat
     assert [named in message for message in told] == [True] * bool(named)
 
 
+def test_without_the_checkpoint_of_the_best_evaluation_the_best_is_one_of_those_that_follow(tmp_path):
+    choosing(tmp_path, callbacks=[StopAt(2)]).train()
+    shutil.rmtree(tmp_path / "checkpoint-1")
+    resumed = choosing(tmp_path)
+    with pytest.warns(UserWarning, match="evaluations after step 2, since checkpoint-1, .* does not exist"):
+        resumed.train(resume_from_checkpoint=True)
+    assert resumed.best_step == 3 and resumed.state.best_metric == 0.4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "changes"),

@@ -17,7 +17,7 @@ from trl import GRPOTrainer
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport
-from epo_trl.long_runs.checkpoint_files import move_aside
+from epo_trl.long_runs.checkpoint_files import move_aside, step_of
 from epo_trl.long_runs.guards import UpdateGuard, check_skipped
 from epo_trl.long_runs.long_run import STATE_FILE, LongRun
 from epo_trl.long_runs.run_settings import content_digest, differences, model_digest
@@ -122,18 +122,21 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         return json.loads(json.dumps(metric | self.evaluator.settings()))
 
     def _check_best(self, saved: Mapping[str, Any]) -> None:
-        """Forgets the best evaluation of a checkpoint if those to come cannot be compared with it.
+        """Forgets the best evaluation of a checkpoint if its weights are gone, or those to come cannot be compared.
 
         Args:
             saved: What it was chosen by.
         """
         state, lines = self.state, differences(saved, self._best_by())
-        if not lines or state.best_metric is None or self._end_step is not None:  # a finished run stays as it is
+        best, loaded = state.best_global_step, self.args.load_best_model_at_end
+        is_gone = loaded and best is not None and step_of(state.best_model_checkpoint or "") != best
+        if not (lines or is_gone) or state.best_metric is None or self._end_step is not None:  # a finished run stays
             return
         if self.args.process_index == 0:
+            why = f"the earlier ones cannot be compared with them: {'; '.join(lines)}"
             warnings.warn(
-                f"the best policy is chosen among the evaluations after step {state.global_step}, since the earlier "
-                f"ones cannot be compared with them: {'; '.join(lines)}",
+                f"the best policy is chosen among the evaluations after step {state.global_step}, since "
+                f"{why if lines else f'checkpoint-{best}, that of the best one before, does not exist'}",
                 stacklevel=2,
             )
         state.best_metric = state.best_global_step = state.best_model_checkpoint = None
