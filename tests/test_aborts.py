@@ -1,9 +1,11 @@
 """When more of a batch is aborted than the limit allows, the run saves its state and stops with one clear error."""
 
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from run_kit import logged
+from run_kit import left, logged
 from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer, results_of
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
@@ -14,6 +16,7 @@ from epo_trl.long_runs.long_run import STATE_FILE
 from epo_trl.long_runs.state_file import read_state
 from epo_trl.methods import Comm
 from epo_trl.trainers.batches import RLStep
+from epo_trl.types import StopReason
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +119,31 @@ def test_a_rank_without_a_usable_episode_has_log_probabilities_where_the_others_
     context = SimpleNamespace(is_windowed=True)
     step = RLStep.lay_out([make_episodes()[5]], context, placeholder_id=0, multiple=None)
     assert step.to_rollout_output(Comm(gather=lambda own: [others_have, *own]))["logprobs"] == zeros
+
+
+@pytest.mark.parametrize(("greater", "best"), [(True, 3), (False, 1)])
+def test_an_evaluation_whose_episodes_were_aborted_is_the_worst_and_does_not_end_the_run(tmp_path, greater, best):
+    """Only an episode that begins has a score; none of the second evaluation's does."""
+    every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 3}
+    chosen = {"load_best_model_at_end": True, "metric_for_best_model": "iid/score", "greater_is_better": greater}
+    trainer = make_trainer(tmp_path, **every, **chosen)
+    play, step = trainer.play, lambda: trainer.state.global_step
+
+    def score(tasks, **kwargs):
+        episodes = play(tasks, **kwargs)
+        if not kwargs["description"].startswith("evaluate"):
+            return episodes
+        if step() == 2:
+            return [replace(one, turns=(), stop=StopReason.ABORTED, won=False, error="\x1bno game") for one in episodes]
+        return [replace(one, score=10.0 * step()) for one in episodes]
+
+    trainer.play = score
+    with pytest.warns(UserWarning, match="metric_for_best_model: .*step 2 .* no 'iid/score'") as caught:
+        trainer.train()
+    first = r"4 of 4 episodes of 'iid' were aborted; .*The first error: task 'iid/\d+': \\x1bno game"
+    assert any(re.match(first, str(one.message)) for one in caught)
+    assert trainer.best_step == best and left(tmp_path) == [f"checkpoint-{number}" for number in (1, 2, 3)]
+    assert logged(trainer, "eval_iid/score") == [10.0, 30.0] and logged(trainer, "eval_iid/aborted") == [0.0, 1.0, 0.0]
 
 
 def test_first_prompts_that_do_not_fit_stop_the_run_like_aborted_episodes(tmp_path):

@@ -13,7 +13,7 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from epo_trl.errors import InputError
-from epo_trl.evaluation.report import SCALARS, EvalReport
+from epo_trl.evaluation.report import SCALARS
 from epo_trl.long_runs.run_settings import shards_weights, uses_fsdp
 from epo_trl.methods import Methods, Need
 from epo_trl.models.adapters import is_adapted
@@ -87,13 +87,6 @@ def check_best_metric(metric: str | None, lists: Mapping[str, Sequence[str]]) ->
             f"metric_for_best_model: expected a metric of a test list, such as '{next(iter(lists))}/success_rate', got "
             f"{metric!r}"
         )
-
-
-def check_reported(metric: str | None, reports: Sequence[EvalReport]) -> None:
-    """Raises `InputError` if `metric_for_best_model` is not in the reports: scores and task types differ by suite."""
-    names = [f"{report.split}/{name}" for report in reports for name in report.scalars()]
-    if metric is not None and metric.removeprefix("eval_") not in names:
-        raise InputError(f"metric_for_best_model: expected one of {', '.join(names)}, got {metric!r}")
 
 
 def check_tokenizer(tokenizer: Any) -> None:

@@ -44,7 +44,7 @@ from epo_trl.trainers.checks import check_arguments, check_context_fits, check_p
 from epo_trl.trainers.collection import Collected, Collector, Player, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine
-from epo_trl.trainers.evaluator import Evaluator
+from epo_trl.trainers.evaluator import Evaluator, scalars, worst_if_missing
 from epo_trl.trainers.lag import LaggedPolicy, importance_weights, make_lagged_policy
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
@@ -370,12 +370,9 @@ class EPOTrainer(LongRunTrainer):
         training = self.model.training
         self.model.eval()
         self.last_reports = self.evaluator.reports(self.play, self.state.global_step)
-        metrics = {
-            f"{metric_key_prefix}_{report.split}/{name}": value
-            for report in self.last_reports
-            for name, value in report.scalars().items()
-        }
+        metrics = scalars(self.last_reports, metric_key_prefix)
         self.log(dict(metrics))
+        metrics |= worst_if_missing(self.args, metrics, metric_key_prefix, self.state.log_history)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.model.train(training)
         return metrics

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from epo_trl.errors import InputError, spelled
 from epo_trl.evaluation import EvalReport
 from epo_trl.long_runs.run_settings import model_digest
 from epo_trl.long_runs.state_file import write_state
 from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
-from epo_trl.trainers.checks import check_reported, check_test_tasks
+from epo_trl.trainers.checks import check_test_tasks
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine
 from epo_trl.trainers.model_card import REPORTS
 from epo_trl.trainers.setup import RolloutRules
-from epo_trl.types import Episode
+from epo_trl.types import Episode, StopReason
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,13 @@ class Evaluator:
                 )
         if world > 1:
             episodes = self.ranks.gather([episode.without_tokens() for episode in episodes])
+        aborted = [episode for episode in episodes if episode.stop is StopReason.ABORTED]
+        if aborted and rank == 0:
+            message = (
+                f"{len(aborted)} of {len(episodes)} episodes of {split!r} were aborted; they count as failures. The "
+                f"first error: task {aborted[0].task_id!r}: {aborted[0].error}"
+            )
+            warnings.warn(spelled(message), stacklevel=2)
         return EvalReport.from_episodes(
             episodes,
             protocol=self.rules.protocol,
@@ -83,13 +93,46 @@ class Evaluator:
             step: Number of optimizer steps so far.
 
         Raises:
-            ValueError: If there are no test tasks, or the reports lack the metric of the best policy.
+            ValueError: If there are no test tasks.
         """
         check_test_tasks(self.tasks, self.suite_name)
         reports = [self.report(split, play) for split in self.tasks]
         if self.ranks.index == 0:
             content = {"step": step, "reports": [report.to_dict() for report in reports]}
             write_state(os.path.join(self.args.output_dir, REPORTS, f"step_{step:06d}.json"), content)
-        if self.args.eval_strategy != "no":
-            check_reported(self.args.metric_for_best_model, reports)
         return reports
+
+
+def scalars(reports: Sequence[EvalReport], prefix: str) -> dict[str, float]:
+    """Returns the metrics of the reports, as `<prefix>_<split>/<name>`."""
+    return {f"{prefix}_{one.split}/{name}": value for one in reports for name, value in one.scalars().items()}
+
+
+def worst_if_missing(
+    args: EPOConfig, metrics: Mapping[str, float], prefix: str, log: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """Returns `metric_for_best_model` with the worst value if an evaluation lacks it, since its tasks were aborted.
+
+    Args:
+        args: Configuration of the trainer.
+        metrics: Metrics of the evaluation.
+        prefix: Prefix of their names, without `_`.
+        log: Metrics logged so far.
+
+    Raises:
+        InputError: If no evaluation has had the metric: scores and task types differ by suite.
+    """
+    metric = (args.metric_for_best_model or "").removeprefix("eval_")
+    name = f"{prefix}_{metric}"
+    if not metric or args.eval_strategy == "no" or name in metrics:
+        return {}
+    if not any(name in entry for entry in log):
+        names = ", ".join(key.removeprefix(f"{prefix}_") for key in metrics)
+        raise InputError(f"metric_for_best_model: expected one of {names}, got {args.metric_for_best_model!r}")
+    if args.process_index == 0:
+        warnings.warn(
+            f"metric_for_best_model: the evaluation at step {log[-1]['step']} has no {metric!r}, since the episodes "
+            "that would have it were aborted; it is taken as the worst",
+            stacklevel=2,
+        )
+    return {name: -math.inf if args.greater_is_better else math.inf}
