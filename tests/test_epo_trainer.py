@@ -547,6 +547,21 @@ def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
     assert files == [f"step_{step:06d}.json" for step in range(4)]
 
 
+def test_an_evaluation_of_the_best_weights_after_the_run_is_none_of_the_last_step(tmp_path):
+    every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    trainer = make_trainer(tmp_path, load_best_model_at_end=True, metric_for_best_model="iid/score", **every)
+    play, step = trainer.play, lambda: trainer.state.global_step
+    trainer.play = lambda tasks, **kw: [replace(one, score=10.0 / max(step(), 1)) for one in play(tasks, **kw)]
+    trainer.train()
+    assert trainer.best_step == 1
+    first, last = (tmp_path / "evaluations" / f"step_00000{number}.json" for number in (1, 2))
+    report = last.read_bytes()
+    first.unlink()
+    trainer.evaluate()
+    assert first.exists() and last.read_bytes() == report
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_iid/score" in entry] == [1, 2]
+
+
 # --------------------------------------------------------------------------------------------------------- bad input
 
 

@@ -359,6 +359,8 @@ class EPOTrainer(LongRunTrainer):
     ) -> dict[str, float]:
         """Evaluates on the fixed test lists, and logs and returns the metrics; `last_reports` holds the details.
 
+        The best weights, loaded at the end of a run, are those of an earlier step, which has logged its evaluation.
+
         Args:
             eval_dataset: Must be `None`; the lists are the suite's.
             ignore_keys: Accepted for compatibility with TRL.
@@ -369,10 +371,11 @@ class EPOTrainer(LongRunTrainer):
             self.ahead.wait()  # its rollouts have the settings of training
         training = self.model.training
         self.model.eval()
-        self.last_reports = self.evaluator.reports(self.play, self.state.global_step)
+        self.last_reports = self.evaluator.reports(self.play, self.step_of_weights)
         metrics = scalars(self.last_reports, metric_key_prefix)
-        self.log(dict(metrics))
-        metrics |= worst_if_missing(self.args, metrics, metric_key_prefix, self.state.log_history)
+        if self.best_step is None:
+            self.log(dict(metrics))
+        metrics |= worst_if_missing(self, metrics, metric_key_prefix)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.model.train(training)
         return metrics

@@ -90,7 +90,7 @@ class Evaluator:
 
         Args:
             play: See `EPOTrainer.play`.
-            step: Number of optimizer steps so far.
+            step: Number of optimizer steps of the policy.
 
         Raises:
             ValueError: If there are no test tasks.
@@ -108,31 +108,29 @@ def scalars(reports: Sequence[EvalReport], prefix: str) -> dict[str, float]:
     return {f"{prefix}_{one.split}/{name}": value for one in reports for name, value in one.scalars().items()}
 
 
-def worst_if_missing(
-    args: EPOConfig, metrics: Mapping[str, float], prefix: str, log: Sequence[Mapping[str, float]]
-) -> dict[str, float]:
+def worst_if_missing(trainer: Any, metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
     """Returns `metric_for_best_model` with the worst value if an evaluation lacks it, since its tasks were aborted.
 
     Args:
-        args: Configuration of the trainer.
+        trainer: The trainer, an `EPOTrainer`.
         metrics: Metrics of the evaluation.
         prefix: Prefix of their names, without `_`.
-        log: Metrics logged so far.
 
     Raises:
         InputError: If no evaluation has had the metric: scores and task types differ by suite.
     """
+    args: EPOConfig = trainer.args
     metric = (args.metric_for_best_model or "").removeprefix("eval_")
     name = f"{prefix}_{metric}"
     if not metric or args.eval_strategy == "no" or name in metrics:
         return {}
-    if not any(name in entry for entry in log):
+    if not any(name in entry for entry in trainer.state.log_history):
         names = ", ".join(key.removeprefix(f"{prefix}_") for key in metrics)
         raise InputError(f"metric_for_best_model: expected one of {names}, got {args.metric_for_best_model!r}")
     if args.process_index == 0:
         warnings.warn(
-            f"metric_for_best_model: the evaluation at step {log[-1]['step']} has no {metric!r}, since the episodes "
-            "that would have it were aborted; it is taken as the worst",
+            f"metric_for_best_model: the evaluation at step {trainer.step_of_weights} has no {metric!r}, since the "
+            "episodes that would have it were aborted; it is taken as the worst",
             stacklevel=2,
         )
     return {name: -math.inf if args.greater_is_better else math.inf}

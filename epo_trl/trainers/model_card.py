@@ -80,8 +80,13 @@ class OwnModelCard:
     args: Any
     model: Any
     state: Any
-    best_step: int | None = None  # optimizer steps of the weights, if the best ones were loaded at the end
+    best_step: int | None = None  # step of the best evaluation, if its weights were loaded at the end
     _tag_names: list[str]
+
+    @property
+    def step_of_weights(self) -> int:
+        """Number of optimizer steps of the model's weights."""
+        return self.state.global_step if self.best_step is None else self.best_step
 
     def card_facts(self) -> CardFacts:
         """Returns the facts for the card."""
@@ -118,8 +123,7 @@ def write_card(trainer: Any, folder: Path) -> None:
 
 def _text(trainer: Any, name: str, base: str) -> str:
     facts: CardFacts = trainer.card_facts()
-    adapter, state = is_peft_model(trainer.model), trainer.state
-    step = state.global_step if trainer.best_step is None else trainer.best_step
+    adapter, step = is_peft_model(trainer.model), trainer.step_of_weights
     best = "" if trainer.best_step is None else f", the best by `{trainer.args.metric_for_best_model}`"
     rows = {
         "method": facts.method,
@@ -127,7 +131,7 @@ def _text(trainer: Any, name: str, base: str) -> str:
         "weights": "a LoRA adapter on the base model" if adapter else "full model",
         "environment": f"`{facts.suite.name}`" + "".join(f", {k}: `{v}`" for k, v in _chosen(facts.suite).items()),
         **facts.rows,
-        "optimizer steps": f"{step} of {state.max_steps}{best}",
+        "optimizer steps": f"{step} of {trainer.state.max_steps}{best}",
         "learning rate": f"{trainer.args.learning_rate:g}",
         "made with": f"epo_trl {__version__}, TRL {version('trl')}, transformers {version('transformers')}, "
         f"torch {version('torch')}",
