@@ -30,7 +30,7 @@ from run_kit import (
     weights,
 )
 from trainer_kit import make_config, make_model, make_trainer, make_warm_start, saved
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, TrainerCallback
 from trl import ModelConfig
 
 from epo_trl import ImitationConfig
@@ -605,8 +605,14 @@ def choosing(folder, **changes):
     """Returns a run with these success rates at steps 1 to 4."""
     trainer = resumable(folder, **{**BEST, "metric_for_best_model": "iid/score", **changes})
     iid, ood = (None, 0.9, 0.5, 0.4, 0.3), (None, 0.1, 0.2, 0.8, 0.3)
-    step = lambda: trainer.state.global_step  # noqa: E731
-    trainer.evaluate = lambda **_: {"eval_iid/score": iid[step()], "eval_ood/score": ood[step()]}
+
+    def evaluate(**_):
+        step, handler = trainer.state.global_step, trainer.callback_handler
+        metrics = {"eval_iid/score": iid[step], "eval_ood/score": ood[step]}
+        trainer.control = handler.on_evaluate(trainer.args, trainer.state, trainer.control, metrics)
+        return metrics
+
+    trainer.evaluate = evaluate
     return trainer
 
 
@@ -638,6 +644,21 @@ def test_without_the_checkpoint_of_the_best_evaluation_the_best_is_one_of_those_
     with pytest.warns(UserWarning, match="evaluations after step 2, since checkpoint-1, .* does not exist"):
         resumed.train(resume_from_checkpoint=True)
     assert resumed.best_step == 3 and resumed.state.best_metric == 0.4
+
+
+def test_an_evaluation_that_a_callback_adds_has_a_checkpoint_too(tmp_path):
+    """Of step 3, where none is due, with the best score of all."""
+
+    class Evaluate(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_evaluate = control.should_evaluate or state.global_step == 3
+
+    steps = {"eval_steps": 2, "save_steps": 2, "metric_for_best_model": "ood/score"}
+    trainer, each = choosing(tmp_path, callbacks=[Evaluate()], **steps), EachStep()
+    trainer.add_callback(each)
+    trainer.train()
+    assert trainer.best_step == 3 and left(tmp_path) == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
+    assert_bit_equal(weights(trainer), each.seen[3])
 
 
 @pytest.mark.slow

@@ -100,6 +100,14 @@ def _is_end_of_epoch(state: Any) -> bool:
     return float(state.epoch).is_integer()
 
 
+class SaveEvaluated(TrainerCallback):
+    """Saves a checkpoint of every evaluation where the best policy is loaded at the end, also of an additional one."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Requests the checkpoint."""
+        control.should_save = control.should_save or args.load_best_model_at_end
+
+
 class ReturnFreedMemory(TrainerCallback):
     """Returns the memory that a micro-batch or an optimizer step freed to the system."""
 

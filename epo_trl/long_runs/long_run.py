@@ -18,7 +18,7 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.callbacks import ReturnFreedMemory, StopOnSigterm, log_in_output_dir
+from epo_trl.long_runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigterm, log_in_output_dir
 from epo_trl.long_runs.checkpoint_files import (
     FINISHED,
     find_corruption,
@@ -73,8 +73,8 @@ class LongRun(Trainer):
         self._end_step: int | None = None
         self._nothing_left = False
         self._sigterm = StopOnSigterm(self.accelerator)
-        self.add_callback(self._sigterm)
-        self.add_callback(ReturnFreedMemory())
+        for callback in (self._sigterm, SaveEvaluated(), ReturnFreedMemory()):
+            self.add_callback(callback)
         log_in_output_dir(self)
 
     @property

@@ -248,8 +248,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _load_best_model(self) -> None:
         """Loads the weights of the best evaluation, and sends them to vLLM before the next generation."""
         super()._load_best_model()
-        if os.path.isdir(str(self.state.best_model_checkpoint)):  # otherwise the last weights stay
-            self.best_step = self.state.best_global_step
+        if os.path.isdir(best := str(self.state.best_model_checkpoint)):  # otherwise the last weights stay
+            self.best_step = step_of(best)
         self.player.engine.weights_changed()
 
     # --- Training -----------------------------------------------------------------------------------------------
