@@ -30,7 +30,7 @@ from run_kit import (
     weights,
 )
 from trainer_kit import make_config, make_model, make_trainer, make_warm_start, saved
-from transformers import BitsAndBytesConfig, TrainerCallback
+from transformers import BitsAndBytesConfig, EarlyStoppingCallback, TrainerCallback
 from trl import ModelConfig
 
 from epo_trl import ImitationConfig
@@ -644,6 +644,14 @@ def test_without_the_checkpoint_of_the_best_evaluation_the_best_is_one_of_those_
     with pytest.warns(UserWarning, match="evaluations after step 2, since checkpoint-1, .* does not exist"):
         resumed.train(resume_from_checkpoint=True)
     assert resumed.best_step == 3 and resumed.state.best_metric == 0.4
+
+
+def test_a_resumed_run_stops_as_early_as_one_that_was_never_stopped(tmp_path):
+    """Of the four scores the first is the best, so the second one without progress is that of step 3."""
+    choosing(tmp_path, callbacks=[EarlyStoppingCallback(2), StopAt(2)]).train()
+    resumed = choosing(tmp_path, callbacks=[EarlyStoppingCallback(2)])
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 3
 
 
 def test_an_evaluation_that_a_callback_adds_has_a_checkpoint_too(tmp_path):

@@ -46,6 +46,9 @@ class LongRunArguments:
         "Allow resume_from_checkpoint to be a folder outside output_dir. Use it only if you trust its source: the "
         "files of DeepSpeed and FSDP are unpickled, which can run code.",
     )
+    restore_callback_states_from_checkpoint: bool = option(
+        True, "Restore the state of callbacks that have one, such as the count of EarlyStoppingCallback."
+    )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the token of the Hub out of `training_args.bin`, which is uploaded with the model."""
