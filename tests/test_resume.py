@@ -543,18 +543,21 @@ def test_inside_an_rl_step_its_division_must_stay(tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-def test_inside_an_rl_step_another_number_of_processes_plays_a_new_batch(tmp_path):
-    """The only process of a resumed run would read the first process's part of the batch."""
+@pytest.mark.parametrize(("name", "value"), [("world_size", 2), ("context", "concatenated"), ("context", None)])
+def test_inside_an_rl_step_other_processes_or_another_context_play_a_new_batch(tmp_path, name, value):
+    """The rows are a part of the batch and turns or whole episodes. An older checkpoint does not name its context."""
     settings, begins = {**MINI_BATCHES, "max_steps": 2}, []
     resumable(tmp_path, callbacks=[StopAt(1)], **settings).train()
     file = tmp_path / "checkpoint-1" / "collected_batch_0.pt"
-    torch.save({**torch.load(file), "world_size": 2}, file)
+    state = torch.load(file)
+    assert state.pop(name) != value
+    torch.save(state if value is None else {**state, name: value}, file)
     write_manifest(file.parent)
     resumed = resumable(tmp_path, **settings)
     collect = resumed._collect
     resumed._collect = lambda tasks: begins.append(resumed.state.global_step) or collect(tasks)
     resumed.train(resume_from_checkpoint=True)
-    assert begins == [1]
+    assert begins == ([] if value is None else [1])
 
 
 SYNC = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}

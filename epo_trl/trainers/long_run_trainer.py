@@ -184,8 +184,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         """Returns the state of the collected batch: TRL's buffer, and sums over the part already used."""
         parts = {"methods": self.methods.batch_state(), "samples": self.samples.state()}
         own = {"inputs": self._buffered_inputs, "update_seconds": self.update_seconds}
-        own |= {"temperature": self.args.temperature, "world_size": self.accelerator.num_processes}
-        return {**own, **parts}
+        own |= {"temperature": self.args.temperature, "context": self.args.context}
+        return {**own, **parts, "world_size": self.accelerator.num_processes}
 
     def _load_batch_state(self, state: dict[str, Any]) -> None:
         """Restores the state returned by `_batch_state`."""
@@ -232,14 +232,14 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             and state["methods"]["methods"].keys() == self.methods.keys()
             and holds_what_the_loss_reads(self, state["inputs"])
             and state["temperature"] == self.args.temperature  # that of its log-probabilities
+            and state.get("context", self.args.context) == self.args.context  # a row's turns are scored by it
             and state["world_size"] == self.accelerator.num_processes  # otherwise it is another part of the batch
         )
         found = torch.tensor(float(fits), device=self.accelerator.device)
         everywhere = bool(self.accelerator.reduce(found, reduction="sum") == self.accelerator.num_processes)
         if state is not None and everywhere:
             self._load_batch_state(state)
-        # Otherwise the checkpoint has other ranks, methods or another temperature, or lacks what the loss now reads.
-        # The rest of the RL step then uses a newly collected batch.
+        # Otherwise the rest of the RL step uses a newly collected batch.
 
     def save_between_updates(self) -> str | None:
         """Does as `save_checkpoint`; within an optimizer step it saves nothing and returns `None`. Collective."""
