@@ -40,6 +40,28 @@ def test_a_second_run_has_the_schedules_of_the_first(tmp_path, make):
     assert any(not torch.equal(before[name], now) for name, now in weights(trainer).items())
 
 
+def test_a_second_run_controls_trls_entropy_bonus_as_the_first_did(tmp_path):
+    """Ctrl-C comes between the two passes of the second update, after the coefficient has risen."""
+    begins = []
+
+    class Watch(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            begins.append((trainer.entropy_coef, trainer._last_world_entropy, trainer._entropy_window_stats))
+            begins[-1] += (trainer._current_train_step_time,)
+
+        def on_substep_end(self, args, state, control, **kwargs):
+            if state.global_step == 1 == len(begins):
+                raise KeyboardInterrupt
+
+    adaptive = {"use_adaptive_entropy": True, "entropy_target": 100.0, "entropy_coef_delta": 0.125, "epo_lambda": 0.0}
+    trainer = resumable(tmp_path, callbacks=[Watch()], max_steps=2, **adaptive)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert trainer.entropy_coef == 0.125 and trainer._entropy_window_stats is not None
+    trainer.train()
+    assert begins == [(0.0, math.inf, None, 0.0)] * 2 and logged(trainer, "entropy_coef") == [0.125, 0.25]
+
+
 @pytest.mark.parametrize(
     ("make", "more"), [(resumable, []), pytest.param(resumable_ppo, ["critic/value_loss"], marks=pytest.mark.slow)]
 )

@@ -149,6 +149,12 @@ def test_seam_has_the_expected_signature(seam):
             r'output\["old_per_token_logps"\] = old_per_token_logps',
             "a batch that serves several updates is scored before the first, as it is: what the methods measure",
         ),
+        (
+            "__init__",
+            r'self\.entropy_coef = args\.entropy_coef\n[\s\S]*self\._last_world_entropy = float\("inf"\)[\s\S]*'
+            r"self\._entropy_window_stats = None[\s\S]*self\._current_train_step_time = 0\.0",
+            "a second run of a trainer begins with these values",
+        ),
         ("training_step", r"self\._step \+= 1", "_step counts micro-batches and tells where an RL step ends"),
         (
             "_prepare_inputs",

@@ -283,6 +283,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         if self.lagged:
             self.lagged.load_state_dict({"weights": [], "newest": -1})
         self._metrics["train"].clear()
+        self.entropy_coef, self._last_world_entropy, self._entropy_window_stats = self.args.entropy_coef, math.inf, None
+        self._current_train_step_time = 0.0
         self.player.engine.restart()
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
