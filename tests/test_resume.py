@@ -543,21 +543,40 @@ def test_inside_an_rl_step_its_division_must_stay(tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+def change_batch_state(checkpoint, name, value):
+    """Changes an entry of a checkpoint's collected batch; `None` removes it."""
+    file = checkpoint / "collected_batch_0.pt"
+    state = torch.load(file)
+    assert state.pop(name) != value
+    torch.save(state if value is None else {**state, name: value}, file)
+    write_manifest(checkpoint)
+
+
 @pytest.mark.parametrize(("name", "value"), [("world_size", 2), ("context", "concatenated"), ("context", None)])
 def test_inside_an_rl_step_other_processes_or_another_context_play_a_new_batch(tmp_path, name, value):
     """The rows are a part of the batch and turns or whole episodes. An older checkpoint does not name its context."""
     settings, begins = {**MINI_BATCHES, "max_steps": 2}, []
     resumable(tmp_path, callbacks=[StopAt(1)], **settings).train()
-    file = tmp_path / "checkpoint-1" / "collected_batch_0.pt"
-    state = torch.load(file)
-    assert state.pop(name) != value
-    torch.save(state if value is None else {**state, name: value}, file)
-    write_manifest(file.parent)
+    change_batch_state(tmp_path / "checkpoint-1", name, value)
     resumed = resumable(tmp_path, **settings)
     collect = resumed._collect
     resumed._collect = lambda tasks: begins.append(resumed.state.global_step) or collect(tasks)
     resumed.train(resume_from_checkpoint=True)
     assert begins == ([] if value is None else [1])
+
+
+def test_a_new_batch_in_the_second_pass_of_an_rl_step_is_measured(tmp_path):
+    """Passes 5 to 8 are the second over the batch; the last three are those over the new one."""
+    settings = {**MINI_BATCHES, "gradient_accumulation_steps": 1, "max_steps": 8}
+    resumable(tmp_path, callbacks=[StopAt(5)], **settings).train()
+    change_batch_state(tmp_path / "checkpoint-5", "world_size", 2)
+    runs = []
+    for step in (5, 6):
+        runs.append(resumable(tmp_path, **settings))
+        runs[-1].train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    [measured], again = (logged(run, "epo/entropy_loss") for run in runs)
+    assert measured > 0 and [measured] == again
+    assert len(runs[0].methods["epo"].history) == 1
 
 
 SYNC = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}

@@ -189,6 +189,7 @@ class EPOTrainer(LongRunTrainer):
         check_aborts(
             share, limit, lambda: ranks.gather(first_errors(batch.played, ranks.index)), self.save_between_updates
         )
+        self.collected_at = self._step
         self._keep_metrics(metrics)
         self.health.add_rollout(metrics)
         self.last_episodes, self._to_print = batch.episodes, batch.played[: self.args.print_episodes]
@@ -311,7 +312,7 @@ class EPOTrainer(LongRunTrainer):
         (scores,) = self._scoring.scores
         self._scoring = None
         micro = batches.micro_batch(self, inputs, scores)
-        if self.micro_steps_done < self.args.steps_per_generation:  # the first pass over the batch
+        if self.in_first_pass:
             behaviour = batches.behaviour_scores(inputs)
             observed = micro if behaviour is None else batches.micro_batch(self, inputs, behaviour)
             self.methods.observe(observed)
@@ -359,8 +360,6 @@ class EPOTrainer(LongRunTrainer):
     ) -> dict[str, float]:
         """Evaluates on the fixed test lists, and logs and returns the metrics; `last_reports` holds the details.
 
-        The best weights, loaded at the end of a run, are those of an earlier step, which has logged its evaluation.
-
         Args:
             eval_dataset: Must be `None`; the lists are the suite's.
             ignore_keys: Accepted for compatibility with TRL.
@@ -373,7 +372,7 @@ class EPOTrainer(LongRunTrainer):
         self.model.eval()
         self.last_reports = self.evaluator.reports(self.play, self.step_of_weights)
         metrics = scalars(self.last_reports, metric_key_prefix)
-        if self.best_step is None:
+        if self.best_step is None:  # that of the best weights was logged at their step
             self.log(dict(metrics))
         metrics |= worst_if_missing(self, metrics, metric_key_prefix)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

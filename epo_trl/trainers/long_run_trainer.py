@@ -59,12 +59,13 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     lagged: LaggedPolicy | None
     ahead: RolloutAhead | None
     rl_step: int  # number of completed RL steps
+    collected_at: int  # number of forward-backward passes before the collected batch
     update_seconds: float  # of the RL step in progress, without its rollout
     has_critic: bool
 
     def __init__(self, *, args: EPOConfig, **kwargs: Any) -> None:
         super().__init__(args=args, **kwargs)
-        self.update_seconds = 0.0
+        self.collected_at, self.update_seconds = 0, 0.0
         self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
         self._train_sampler: Any = None
         self._has_trained = False
@@ -79,6 +80,11 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def pending_metrics(self) -> dict[str, list[float]]:
         """Metrics whose means TRL logs at the next logging step, for the model's current mode."""
         return self._metrics["train" if self.model.training else "eval"]
+
+    @property
+    def in_first_pass(self) -> bool:
+        """Whether the next forward-backward pass is the first over its part of the collected batch."""
+        return self._step - self.collected_at < self.args.steps_per_generation
 
     def _keep_metrics(self, metrics: Mapping[str, float]) -> None:
         """Adds metrics to TRL's, which logs their means at the next logging step."""
@@ -184,12 +190,14 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         """Returns the state of the collected batch: TRL's buffer, and sums over the part already used."""
         parts = {"methods": self.methods.batch_state(), "samples": self.samples.state()}
         own = {"inputs": self._buffered_inputs, "update_seconds": self.update_seconds}
+        own |= {"collected_at": self.collected_at}
         own |= {"temperature": self.args.temperature, "context": self.args.context}
         return {**own, **parts, "world_size": self.accelerator.num_processes}
 
     def _load_batch_state(self, state: dict[str, Any]) -> None:
         """Restores the state returned by `_batch_state`."""
         self._buffered_inputs, self.update_seconds = state["inputs"], state["update_seconds"]
+        self.collected_at = state.get("collected_at", self._step - self.micro_steps_done)
         self.methods.load_batch_state(state["methods"])
         self.samples.load_state(state["samples"])
 
