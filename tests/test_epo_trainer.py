@@ -562,6 +562,19 @@ def test_an_evaluation_of_the_best_weights_after_the_run_is_none_of_the_last_ste
     assert [entry["step"] for entry in trainer.state.log_history if "eval_iid/score" in entry] == [1, 2]
 
 
+def test_an_evaluation_shows_no_completions_of_training(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        "trl.trainer.grpo_trainer.print_prompt_completions_sample",
+        lambda prompts, *_, **__: shown.append((len(prompts), trainer.model.training)),
+    )
+    every = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}
+    trainer = make_trainer(tmp_path, max_steps=1, log_completions=True, **every)
+    trainer.train()
+    assert set(shown) == {(ROWS, True)}
+    assert [path.name for path in (tmp_path / "completions").iterdir()] == ["completions_00001.parquet"]
+
+
 # --------------------------------------------------------------------------------------------------------- bad input
 
 

@@ -380,7 +380,8 @@ class EPOTrainer(LongRunTrainer):
         return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs as TRL does; with `print_episodes`, also prints sample episodes, once per batch."""
+        """Logs as TRL does, completions in training only; with `print_episodes`, prints episodes once per batch."""
+        self.log_completions = self.args.log_completions and self.model.training
         super().log(logs, start_time)
         if self._to_print and self.model.training and self.accelerator.is_main_process:
             print_episodes(self._to_print, step=self.state.global_step)
