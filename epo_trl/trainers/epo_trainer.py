@@ -189,7 +189,7 @@ class EPOTrainer(LongRunTrainer):
         check_aborts(
             share, limit, lambda: ranks.gather(first_errors(batch.played, ranks.index)), self.save_between_updates
         )
-        self.collected_at = self._step
+        self.begin_first_pass()
         self._keep_metrics(metrics)
         self.health.add_rollout(metrics)
         self.last_episodes, self._to_print = batch.episodes, batch.played[: self.args.print_episodes]

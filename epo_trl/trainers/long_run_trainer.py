@@ -81,6 +81,10 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         """Metrics whose means TRL logs at the next logging step, for the model's current mode."""
         return self._metrics["train" if self.model.training else "eval"]
 
+    def begin_first_pass(self) -> None:
+        """Records that a batch has been collected, which the next forward-backward passes are the first to use."""
+        self.collected_at = self._step
+
     @property
     def in_first_pass(self) -> bool:
         """Whether the next forward-backward pass is the first over its part of the collected batch."""
