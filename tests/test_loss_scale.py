@@ -5,7 +5,19 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from trainer_kit import GROUP, catch_step, difference, largest, make_config, make_episodes, make_trainer, with_episodes
+import torch
+from fused_heads import make_mixture
+from trainer_kit import (
+    GROUP,
+    catch_step,
+    difference,
+    largest,
+    make_config,
+    make_episodes,
+    make_trainer,
+    saved,
+    with_episodes,
+)
 
 from epo_trl.trainers.checks import vespo_weight, warn_loss_scale
 from epo_trl.types import StopReason
@@ -45,6 +57,36 @@ def test_aborted_episodes_do_not_shrink_the_policy_loss(tmp_path, loss, rows):
         gradient_accumulation_steps=2 * GROUP // rows,
     )  # fmt: skip
     assert_times(1.0, beside, alone)
+
+
+@pytest.mark.parametrize("loss", ["grpo", "sapo", "dr_grpo", "luspo", "dapo"])
+def test_aborted_episodes_change_neither_the_kl_nor_trls_entropy_bonus_nor_the_router_loss(tmp_path, loss):
+    """KL is a part of the policy loss; the other two are means over tokens, among which are none of aborted episodes.
+
+    The rewards are 0, so that there are no other terms.
+    """
+    group = [
+        replace(episode, turns=tuple(replace(turn, reward=0.0, env_reward=0.0) for turn in episode.turns))
+        for episode in make_episodes()[:GROUP]
+    ]
+    aborted = [replace(episode, stop=StopReason.ABORTED) for episode in group]
+
+    @torch.no_grad()
+    def shift_reference(trainer):
+        for parameter in trainer.ref_model.parameters():
+            parameter.mul_(0.9)
+
+    for terms in ({"beta": 0.1}, {"entropy_coef": 0.1}, {"router_aux_loss_coef": 0.1}):
+        weights = {"router_aux_loss_coef": 0.0, **terms}
+        alone, beside = (
+            gradients(
+                tmp_path, loss_type=loss, episodes=episodes, per_device_train_batch_size=len(episodes),
+                model=saved(make_mixture(), tmp_path / "model"),
+                then=shift_reference if "beta" in terms else lambda trainer: None, **weights,
+            )
+            for episodes in (group, group + aborted)
+        )  # fmt: skip
+        assert_times(1.0, beside, alone)
 
 
 def test_cispo_with_a_cap_below_1_is_that_part_of_itself(tmp_path):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,6 +203,21 @@ def row_scale(trainer: Any, inputs: Inputs) -> Tensor | float:
         return 1.0
     rows = len(inputs["advantages"]) * trainer.args.steps_per_generation * trainer.accelerator.num_processes
     return rows / inputs["num_episodes"].clamp(min=1)
+
+
+@contextmanager
+def averaged_over_episodes(trainer: Any, inputs: Inputs) -> Iterator[Inputs]:
+    """Yields the micro-batch with which TRL's policy loss has the factor `row_scale`.
+
+    The policy loss is linear in the advantages and in `beta`, the weight of its KL. The factor must not reach TRL's
+    entropy bonus and router loss, which are means over tokens.
+    """
+    scale, beta = row_scale(trainer, inputs), trainer.beta
+    trainer.beta = beta and scale * beta
+    try:
+        yield {**inputs, "advantages": scale * inputs["advantages"]}
+    finally:
+        trainer.beta = beta
 
 
 def policy_weights(trainer: Any, inputs: Inputs) -> Tensor:

@@ -308,7 +308,8 @@ class EPOTrainer(LongRunTrainer):
         of the whole batch, however the batch is split.
         """
         self._scoring = ScoringTask(batches.layout_in(inputs, self.rules.context), inputs)
-        loss = batches.row_scale(self, inputs) * super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        with batches.averaged_over_episodes(self, inputs) as scaled:
+            loss = super().compute_loss(model, scaled, return_outputs, num_items_in_batch)
         (scores,) = self._scoring.scores
         self._scoring = None
         micro = batches.micro_batch(self, inputs, scores)
