@@ -10,12 +10,14 @@ import shutil
 import signal
 from copy import deepcopy
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import forked
 import pytest
 import torch
 from datasets import Dataset
+from method_batches import record_calls
 from peft import LoraConfig
 from run_kit import (
     MINI_BATCHES,
@@ -45,6 +47,7 @@ from epo_trl.methods import build_methods
 from epo_trl.methods.ea import EntropyAdvantage
 from epo_trl.methods.siren import SIREN
 from epo_trl.models import load_policy
+from epo_trl.objectives import turn_mean_weights
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.trainers import EPOPPOConfig
 from epo_trl.trainers.checks import check_reference
@@ -566,16 +569,23 @@ def test_inside_an_rl_step_other_processes_or_another_context_play_a_new_batch(t
 
 
 def test_a_new_batch_in_the_second_pass_of_an_rl_step_is_measured(tmp_path):
-    """Passes 5 to 8 are the second over the batch; the last three are those over the new one."""
+    """Passes 5 to 8 are the second over the batch; the last three are those over the new one, of four parts.
+
+    Reference for L_H: its mean over each of the three parts, of two episodes each.
+    """
     settings = {**MINI_BATCHES, "gradient_accumulation_steps": 1, "max_steps": 8}
     resumable(tmp_path, callbacks=[StopAt(5)], **settings).train()
     change_batch_state(tmp_path / "checkpoint-5", "world_size", 2)
-    runs = []
+    runs, seen = [], []
     for step in (5, 6):
         runs.append(resumable(tmp_path, **settings))
+        seen.append(record_calls(runs[-1].methods, "observe"))
         runs[-1].train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    parts = [part for (part,), _ in seen[0]]
+    assert [len(calls) for calls in seen] == [3, 2] and all(part.mask.any(1).all() for part in parts)
+    wanted = fmean(float((turn_mean_weights(part.turn_ids, part.mask) * part.entropy).sum()) for part in parts)
     [measured], again = (logged(run, "epo/entropy_loss") for run in runs)
-    assert measured > 0 and [measured] == again
+    assert measured == pytest.approx(wanted, rel=1e-5) and [measured] == again
     assert len(runs[0].methods["epo"].history) == 1
 
 

@@ -43,7 +43,7 @@ class EPO(Tallied):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.history = EntropyHistory(per=self.entropy_history, window=self.entropy_history_window)
-        self.tally = Tally("below", "inside", "above", "bonus", "penalty")
+        self.tally = Tally("below", "inside", "above", "bonus", "penalty", "observed")
 
     def model_card_text(self) -> str:
         """Returns the method's name, its paper and lambda."""
@@ -99,25 +99,27 @@ class EPO(Tallied):
 
     @torch.no_grad()
     def observe(self, micro: MicroBatch) -> None:
-        """Adds the terms, and the number of tokens below, inside and above the band."""
+        """Adds the terms, the share of the episodes, and the number of tokens below, inside and above the band."""
         reference = self.history.reference(micro.turn_ids)
         band = {"kappa_low": self.kappa_low, "kappa_high": self.kappa_high}
         below, inside, above = band_shares(self._banded(micro), reference, micro.mask, **band)
         bonus, penalty = self._terms(micro)
-        self.tally.add(below=below, inside=inside, above=above, bonus=bonus, penalty=penalty)
+        observed = micro.turn_mean(torch.ones_like(micro.entropy))
+        self.tally.add(below=below, inside=inside, above=above, bonus=bonus, penalty=penalty, observed=observed)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Appends the step's entropy to the history and returns the metrics."""
         sums = self.tally.take(step.ranks)
         tokens = max(sums["below"] + sums["inside"] + sums["above"], 1)
+        observed = sums["observed"] or 1.0  # a part, if the rest of a resumed RL step uses a part of a new batch
         weight, beta = (at(step.rl_step, step.total_rl_steps) for at in (self.weight, self.beta))
         has_gradient = self.smoothing_penalty == "hinge" and len(self.history) > 0
         metrics = {
             "epo/lambda": weight,
             "epo/beta": beta,
             "epo/net_coef_above_band": weight * (1 - self.smoothing_alpha * beta * has_gradient),
-            "epo/entropy_loss": sums["bonus"],
-            "epo/smoothing_loss": sums["penalty"],
+            "epo/entropy_loss": sums["bonus"] / observed,
+            "epo/smoothing_loss": sums["penalty"] / observed,
             "epo/share_below_band": sums["below"] / tokens,
             "epo/share_inside_band": sums["inside"] / tokens,
             "epo/share_above_band": sums["above"] / tokens,
