@@ -148,13 +148,13 @@ def test_a_band_on_turns_is_not_one_on_tokens(tmp_path):
 
 
 def test_measures_of_two_ranks_add_up():
-    """Each rank has one of two turns; the sums of both make the step's metrics."""
+    """Each rank has one of two episodes; the sums of both make the step's metrics."""
     method = TurnBand(kappa_high=1.5)
     method.history.append(2.0)
-    method.observe(row_of([4.0, 6.0], [0, 0]))
-    ranks = Comm(sum=lambda own: own + torch.tensor([0.0, 2, 0, 1, 0]))
+    method.observe(row_of([4.0, 6.0], [0, 0], num_episodes=2.0))
+    ranks = Comm(sum=lambda own: own + torch.tensor([0.0, 2, 0, 1, 0, 0.5]))
     metrics = method.end_rl_step(StepSummary(3.5, {}, ranks))
-    assert metrics["epo/share_above_band"] == 0.5 and metrics["epo/entropy_loss"] == pytest.approx(6.0)
+    assert metrics["epo/share_above_band"] == 0.5 and metrics["epo/entropy_loss"] == pytest.approx(5.0 / 2 + 1)
 
 
 # ---------------------------------------------------------------------------------------------------- names and cards
