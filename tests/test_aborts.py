@@ -121,9 +121,11 @@ def test_a_rank_without_a_usable_episode_has_log_probabilities_where_the_others_
     assert step.to_rollout_output(Comm(gather=lambda own: [others_have, *own]))["logprobs"] == zeros
 
 
-@pytest.mark.parametrize(("greater", "best"), [(True, 3), (False, 1)])
-def test_an_evaluation_whose_episodes_were_aborted_is_the_worst_and_does_not_end_the_run(tmp_path, greater, best):
-    """Only an episode that begins has a score; none of the second evaluation's does."""
+@pytest.mark.parametrize(("aborted", "greater", "best"), [(2, True, 3), (2, False, 1), (1, True, 3), (1, False, 2)])
+def test_an_evaluation_whose_episodes_were_aborted_is_the_worst_and_does_not_end_the_run(
+    tmp_path, aborted, greater, best
+):
+    """Only an episode that begins has a score; none of one evaluation's does."""
     every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 3}
     chosen = {"load_best_model_at_end": True, "metric_for_best_model": "iid/score", "greater_is_better": greater}
     trainer = make_trainer(tmp_path, **every, **chosen)
@@ -133,17 +135,19 @@ def test_an_evaluation_whose_episodes_were_aborted_is_the_worst_and_does_not_end
         episodes = play(tasks, **kwargs)
         if not kwargs["description"].startswith("evaluate"):
             return episodes
-        if step() == 2:
+        if step() == aborted:
             return [replace(one, turns=(), stop=StopReason.ABORTED, won=False, error="\x1bno game") for one in episodes]
         return [replace(one, score=10.0 * step()) for one in episodes]
 
     trainer.play = score
-    with pytest.warns(UserWarning, match="metric_for_best_model: .*step 2 .* no 'iid/score'") as caught:
+    with pytest.warns(UserWarning, match=f"metric_for_best_model: .*step {aborted} .* no 'iid/score'") as caught:
         trainer.train()
     first = r"4 of 4 episodes of 'iid' were aborted; .*The first error: task 'iid/\d+': \\x1bno game"
     assert any(re.match(first, str(one.message)) for one in caught)
-    assert trainer.best_step == best and left(tmp_path) == [f"checkpoint-{number}" for number in (1, 2, 3)]
-    assert logged(trainer, "eval_iid/score") == [10.0, 30.0] and logged(trainer, "eval_iid/aborted") == [0.0, 1.0, 0.0]
+    assert trainer.best_step == best and left(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    steps = (1, 2, 3)
+    assert logged(trainer, "eval_iid/score") == [10.0 * number for number in steps if number != aborted]
+    assert logged(trainer, "eval_iid/aborted") == [float(number == aborted) for number in steps]
 
 
 def test_first_prompts_that_do_not_fit_stop_the_run_like_aborted_episodes(tmp_path):

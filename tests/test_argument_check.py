@@ -86,6 +86,13 @@ def test_a_metric_of_other_environments_is_refused_with_the_names_of_the_metrics
     assert "eval_iid/success_rate" in trainer.evaluate()
 
 
+def test_the_metric_of_the_best_policy_is_known_from_an_evaluation_with_another_prefix(tmp_path):
+    trainer = make_trainer(tmp_path, **{**CHOOSING, "metric_for_best_model": "iid/score", "greater_is_better": True})
+    trainer.state.log_history = [{"eval_iid/score": 1.0}]
+    with pytest.warns(UserWarning, match="metric_for_best_model: .* no 'iid/score'"):
+        assert trainer.evaluate(metric_key_prefix="test")["test_iid/score"] == -math.inf
+
+
 @pytest.mark.parametrize(
     ("metric", "given", "is_greater"),
     [("iid/success_rate", None, True), ("ood/success_rate_low", None, True), ("iid/score", None, True),

@@ -117,14 +117,16 @@ def worst_if_missing(trainer: Any, metrics: Mapping[str, float], prefix: str) ->
         prefix: Prefix of their names, without `_`.
 
     Raises:
-        InputError: If no evaluation has had the metric: scores and task types differ by suite.
+        InputError: If no evaluation has had the metric, and no episode of its list was aborted: scores and task types
+            differ by suite.
     """
     args: EPOConfig = trainer.args
     metric = (args.metric_for_best_model or "").removeprefix("eval_")
     name = f"{prefix}_{metric}"
     if not metric or args.eval_strategy == "no" or name in metrics:
         return {}
-    if not any(name in entry for entry in trainer.state.log_history):
+    is_known = any(key.endswith(f"_{metric}") for entry in trainer.state.log_history for key in entry)
+    if not is_known and not metrics[f"{prefix}_{metric.partition('/')[0]}/aborted"]:
         names = ", ".join(key.removeprefix(f"{prefix}_") for key in metrics)
         raise InputError(f"metric_for_best_model: expected one of {names}, got {args.metric_for_best_model!r}")
     if args.process_index == 0:
