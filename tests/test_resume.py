@@ -43,6 +43,7 @@ from epo_trl.long_runs import long_run
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, set_aside, write_manifest
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
 from epo_trl.long_runs.run_settings import MAY_CHANGE, differences, load_settings, settings_of
+from epo_trl.long_runs.state_file import read_state
 from epo_trl.methods import build_methods
 from epo_trl.methods.ea import EntropyAdvantage
 from epo_trl.methods.siren import SIREN
@@ -684,6 +685,16 @@ def test_a_resumed_run_stops_as_early_as_one_that_was_never_stopped(tmp_path):
     resumed = choosing(tmp_path, callbacks=[EarlyStoppingCallback(2)])
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 3
+
+
+def test_a_run_is_resumed_with_a_stateful_callback_that_its_checkpoint_lacks(tmp_path):
+    """It counts from the checkpoint on, and the checkpoints that follow have its state."""
+    choosing(tmp_path, callbacks=[StopAt(1)]).train()
+    resumed = choosing(tmp_path, callbacks=[EarlyStoppingCallback(2)])
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 3
+    saved = read_state(tmp_path / "checkpoint-3" / "trainer_state.json")["stateful_callbacks"]
+    assert saved["EarlyStoppingCallback"]["args"]["early_stopping_patience"] == 2
 
 
 def test_an_evaluation_that_a_callback_adds_has_a_checkpoint_too(tmp_path):

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from tqdm.auto import tqdm
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainerState
 from transformers.integrations.integration_utils import TensorBoardCallback, default_logdir
+from transformers.trainer_callback import ExportableState
 
 from epo_trl.devices import return_freed_memory
 
@@ -141,6 +142,17 @@ class ShortPrinter(TrainerCallback):
 
 class ShortProgress(ShortPrinter, ProgressCallback):
     """A progress bar with short lines as logs."""
+
+
+def adapt_state(trainer: Trainer, max_steps: int) -> None:
+    """Gives the state of a checkpoint the intervals and the callbacks of this run.
+
+    When transformers saves a checkpoint, the state has to hold every callback that has a state.
+    """
+    trainer.state.compute_steps(trainer.args, max_steps)
+    callbacks = [*trainer.callback_handler.callbacks, trainer.control]
+    stateful = [callback for callback in callbacks if isinstance(callback, ExportableState)]
+    trainer.state.stateful_callbacks = TrainerState(stateful_callbacks=stateful).stateful_callbacks
 
 
 def log_in_output_dir(trainer: Trainer) -> None:

@@ -18,7 +18,7 @@ from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigterm, log_in_output_dir
+from epo_trl.long_runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigterm, adapt_state, log_in_output_dir
 from epo_trl.long_runs.checkpoint_files import (
     FINISHED,
     find_corruption,
@@ -297,7 +297,7 @@ class LongRun(Trainer):
     ) -> tuple[int, int]:
         """Restores the trainer's state; leaves no epoch for a run that has reached its last step."""
         done = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args, **kwargs)
-        self.state.compute_steps(self.args, max_steps)  # a checkpoint's intervals would replace changed ones
+        adapt_state(self, max_steps)
         self._nothing_left = self.state.global_step >= (max_steps if self._end_step is None else self._end_step)
         if self._nothing_left:
             self.callback_handler.callbacks = []
