@@ -155,12 +155,19 @@ class Detailed(Frozen):
     cores: int = 1
     rule: object = object()
     rows: tuple[str, ...] = ("a row",) * 1000
+    api_key: str = field(default="", repr=False)
+    note: str = field(default="", compare=False)
     _seen: list = field(default_factory=list)
 
 
 def test_a_suite_made_in_python_has_the_settings_in_its_fields_and_no_other_suite_has_any():
     assert Detailed(2).settings == {"size": 2, "words": ("crane", "slate")}
     assert ToySuite().settings == {}
+
+
+def test_what_a_dataclass_does_not_show_or_compare_is_in_no_card_and_no_checkpoint():
+    settings = build_suite(Detailed(2, api_key="secret", note="mine")).settings
+    assert {"size", "words"} <= settings.keys() and not {"api_key", "note"} & settings.keys()
 
 
 @pytest.mark.parametrize("config", [EPOConfig, EPOPPOConfig])

@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
@@ -238,14 +238,14 @@ class TaskSuite(ABC):
     def settings(self) -> Mapping[str, Any]:
         """Settings that decide which games are played. A run or an evaluation is resumed only with equal settings.
 
-        `build_suite` sets those of the config. A dataclass made in Python has its public fields outside `MAY_CHANGE`,
-        other suites have none. Two kinds of fields are left out: a value that JSON cannot hold, whose text may differ
-        between processes, and one of more than 1,000 characters, which belongs in `content`.
+        They are in checkpoints and model cards. `build_suite` sets those of the config. A dataclass made in Python has
+        its public fields, other suites have none. Fields that `is_setting` excludes are left out, and so are two kinds
+        of values: one that JSON cannot hold, whose text may differ between processes, and one of more than 1,000
+        characters, which belongs in `content`.
         """
         if not is_dataclass(self):
             return {}
-        left_out = getattr(self, "MAY_CHANGE", ())
-        names = [f.name for f in fields(self) if f.init and not f.name.startswith("_") and f.name not in left_out]
+        names = [f.name for f in fields(self) if f.init and not f.name.startswith("_") and is_setting(f, self)]
         return {name: value for name in names if _is_short_json(value := getattr(self, name))}
 
     @abstractmethod
@@ -298,6 +298,14 @@ class TaskSuite(ABC):
         """Raises `EnvError` if the suite has no such split."""
         if split not in self.splits:
             raise EnvError(f"split: expected one of {', '.join(self.splits)} ({self.name!r}), got {split!r}")
+
+
+def is_setting(field: Field[Any], owner: Any) -> bool:
+    """Whether a field of a dataclass object counts as a setting.
+
+    A field in `MAY_CHANGE` does not, nor one with `repr=False`, such as a secret, or `compare=False`.
+    """
+    return field.name not in getattr(owner, "MAY_CHANGE", ()) and field.repr and field.compare
 
 
 def _is_short_json(value: Any) -> bool:

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.base import EnvError, TaskSuite, is_setting
 
 ENVIRONMENTS = {
     "alfworld": "epo_trl.envs.alfworld.arguments:AlfworldArguments",
@@ -138,9 +138,8 @@ def build_suite(settings: Any) -> TaskSuite:
             f"environment: the {type(suite).__name__} of {name} has no name; set the class attribute `name`, for "
             'example "my-game", which every reported number carries'
         )
-    may_change = getattr(settings, "MAY_CHANGE", ())
     vars(suite).update(  # an assignment fails if the suite is a frozen dataclass
         made_by=f"{type(settings).__module__}:{type(settings).__qualname__}",
-        settings={f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in may_change},
+        settings={f.name: getattr(settings, f.name) for f in fields(settings) if is_setting(f, settings)},
     )
     return suite
