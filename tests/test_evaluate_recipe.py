@@ -278,7 +278,7 @@ def test_parts_of_other_or_unknown_settings_are_not_reused(play, tmp_path):
     with pytest.raises(InputError, match=said.format("seed: 0 there, 1 now")):
         play(tmp_path / "r.json", "--seed", "1")
     (tmp_path / "r.json.parts" / "iid-1.json").write_text('{"episodes": [], "seconds": 1.0}')
-    with pytest.raises(InputError, match=said.format("its settings are missing")):
+    with pytest.raises(InputError, match=said.format("its settings or episodes are missing")):
         play(tmp_path / "r.json")
 
 
@@ -479,9 +479,16 @@ def test_the_home_folder_in_a_yaml_file_is_no_folder_of_that_name(tmp_path, monk
     assert (partial.output, partial.folder) == (tmp_path / "r.json", tmp_path / "r.json.parts")
 
 
+def test_a_part_without_episodes_is_refused_whatever_its_settings(tmp_path):
+    (tmp_path / "r.json.parts").mkdir()
+    (tmp_path / "r.json.parts" / "settings.json").write_text('{"settings": {"seed": 1}}')
+    with pytest.raises(InputError, match=r"r\.json\.parts is of another evaluation .*episodes are missing"):
+        PartialResults(tmp_path / "r.json", {"seed": 1})
+
+
 def test_a_file_that_is_no_report_is_not_overwritten(play, tmp_path):
     (tmp_path / "notes.txt").write_text("precious")
-    with pytest.raises(ValueError, match="notes.txt is of another evaluation .*its settings are missing"):
+    with pytest.raises(ValueError, match="notes.txt is of another evaluation .*its settings or episodes are missing"):
         play(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "precious"
 

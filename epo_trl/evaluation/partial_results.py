@@ -52,7 +52,7 @@ class PartialResults:
         found = _read(self.folder / f"{part}.json")
         if not found:
             return None
-        self._need_same(self.folder, found.get("settings"))
+        self._need_same(self.folder, found.get("settings") if "episodes" in found else None)
         return [Episode.from_dict(data) for data in found["episodes"]], found["seconds"]
 
     def keep(self, part: str, episodes: list[Episode], seconds: float) -> None:
@@ -69,7 +69,7 @@ class PartialResults:
     def _need_same(self, path: Path, found: Any) -> None:
         if found == self.settings:
             return
-        differ = "its settings are missing"
+        differ = "its settings or episodes are missing"
         if isinstance(found, dict):
             differ = "; ".join(changed_settings(found, self.settings))
         raise InputError(

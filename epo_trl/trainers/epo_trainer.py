@@ -138,7 +138,7 @@ class EPOTrainer(LongRunTrainer):
         self.evaluator = Evaluator(self.player.engine, self.rules, setup.test_tasks, suite.name, args, self.ranks)
         self.samples = EpisodeSamples(args, self.processing_class, self.ranks, self.num_generations)
         self.last_episodes: list[Episode] = []
-        self.last_reports: list[EvalReport] = []
+        self.last_reports: list[EvalReport] = []  # of the last evaluation, with the details
         self.rl_step = 0
         self._packing_unchecked = args.pack_turns
         self._zero_signal = zero_signal_monitor(
@@ -359,7 +359,7 @@ class EPOTrainer(LongRunTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Evaluates on the fixed test lists, and logs and returns the metrics; `last_reports` holds the details.
+        """Evaluates on the fixed test lists and returns the metrics; logs them unless the best weights were loaded.
 
         Args:
             eval_dataset: Must be `None`; the lists are the suite's.
