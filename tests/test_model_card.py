@@ -164,18 +164,21 @@ def test_what_an_environment_says_stays_in_its_cell(tmp_path):
 @dataclass
 class TimedSuite(ToySuite):
     move_limit: int = 30
+    hint: str | None = "look"
     words: str = ""
     MAY_CHANGE = frozenset({"words"})
 
 
 def test_the_code_of_a_card_makes_the_suite_of_the_training(tmp_path):
-    suites = (TrapSuite(2), TimedSuite(7), ToySuite())
+    suites = (TrapSuite(2), TimedSuite(7), TimedSuite(7, None), ToySuite())
     cards = [write_text(make_trainer(tmp_path, suite=suite, prompt_template="general"), tmp_path) for suite in suites]
     assert [re.search(r"^suite = (.*)$", card, re.MULTILINE)[1] for card in cards] == [
-        "TrapSuite(rooms=2, doors=4, hatch=0.35, move_limit=12)",
-        "TimedSuite(move_limit=7)  # with the other arguments of your training",
+        "TrapSuite(rooms=2, doors=4, hatch=0.35, liking=None, move_limit=12)",
+        "TimedSuite(move_limit=7, hint='look')  # with the other arguments of your training",
+        "TimedSuite(move_limit=7, hint=None)  # with the other arguments of your training",
         "ToySuite()  # with the other arguments of your training",
     ]
+    assert "`toy`, move_limit: `7`, hint: `None` |" in cards[2]
 
 
 def test_the_warm_start_says_that_it_is_imitation():

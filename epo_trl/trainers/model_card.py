@@ -129,7 +129,7 @@ def _text(trainer: Any, name: str, base: str) -> str:
         "method": facts.method,
         "base model": _described(base),
         "weights": "a LoRA adapter on the base model" if adapter else "full model",
-        "environment": f"`{facts.suite.name}`" + "".join(f", {k}: `{v}`" for k, v in _chosen(facts.suite).items()),
+        "environment": f"`{facts.suite.name}`" + "".join(f", {k}: `{v}`" for k, v in facts.suite.settings.items()),
         **facts.rows,
         "optimizer steps": f"{step} of {trainer.state.max_steps}{best}",
         "learning rate": f"{trainer.args.learning_rate:g}",
@@ -157,10 +157,6 @@ def _described(base: str) -> str:
     source = made_from(Path(base))
     made = f", made from `{_short_name(source[0])}`" if source else ""
     return f"`{_short_name(base)}`, a local folder{made}"
-
-
-def _chosen(suite: TaskSuite) -> dict[str, Any]:
-    return {name: value for name, value in suite.settings.items() if value is not None}
 
 
 def _arguments_left_out(suite: TaskSuite) -> str:
@@ -230,7 +226,7 @@ def _use(facts: CardFacts, adapter: bool) -> str:
         few_shot_file=os.path.basename(shown) if shown else None,
     )
     module, _, maker = (suite.made_by or f"{type(suite).__module__}:{type(suite).__qualname__}").partition(":")
-    settings = ", ".join(f"{name}={value!r}" for name, value in _chosen(suite).items())
+    settings = ", ".join(f"{name}={value!r}" for name, value in suite.settings.items())
     made = f"{maker}({settings}){'.make_suite()' if suite.made_by else ''}{_arguments_left_out(suite)}"
     action = "a tool call" if options.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
     base = ", and with the base model where the adapter names it" if adapter else ""
