@@ -178,7 +178,7 @@ def test_the_code_of_a_card_makes_the_suite_of_the_training(tmp_path):
         "TimedSuite(move_limit=7, hint=None)  # with the other arguments of your training",
         "ToySuite()  # with the other arguments of your training",
     ]
-    assert "`toy`, move_limit: `7`, hint: `None` |" in cards[2]
+    assert ", move_limit: `7`, hint: `None` |" in cards[2]
 
 
 def test_the_warm_start_says_that_it_is_imitation():
