@@ -16,7 +16,6 @@ from epo_trl.cli.evaluation_arguments import EvaluationArguments
 from epo_trl.cli.program import explain
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import get_protocol
-from epo_trl.rollout.few_shot import FewShot
 
 
 class Payload:
@@ -81,8 +80,7 @@ def folder_with_code(folder, tmp_path_factory, monkeypatch):
 def test_code_of_a_model_that_is_trusted_runs_in_an_evaluation(folder_with_code):
     def loaded(**trust):
         args = EvaluationArguments(prompt_template="compact", **trust)
-        model, protocol = ModelConfig(folder_with_code), get_protocol("alfworld50")
-        policy, _ = evaluation.load_player(ToySuite(), args, model, protocol, FewShot())
+        policy, _, _ = evaluation.load(ToySuite(), args, ModelConfig(folder_with_code), get_protocol("alfworld50"))
         return type(policy.model).__name__
 
     assert loaded(trust_remote_code=True) == "OwnModel" != loaded()

@@ -77,19 +77,10 @@ def game_settings(suite: TaskSuite, splits: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def load_player(
-    suite: TaskSuite,
-    args: EvaluationArguments,
-    model_args: ModelConfig,
-    protocol: Protocol,
-    shots: FewShot,
-    max_length: int | None = None,
-) -> tuple[Any, ContextBuilder]:
-    """Loads the policy and creates the builder of its prompts; `max_length` is a limit in tokens below the model's.
-
-    Raises:
-        InputError: If a windowed prompt and its response can exceed the model's maximum sequence length.
-    """
+def load(
+    suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig, protocol: Protocol
+) -> tuple[Any, Any, int | None]:
+    """Loads the policy; returns it with its tokenizer and its maximum sequence length."""
     state, trust = PartialState(), {"trust_remote_code": args.trust_remote_code}
     policy: Any
     sampling: dict[str, Any] = {"max_new_tokens": args.max_completion_length, "temperature": protocol.temperature}
@@ -108,7 +99,23 @@ def load_player(
         model, tokenizer = load_policy(model_args, suite, template, device=state.device, seed=args.seed, **trust)
         policy = SamplingPolicy(model, tokenizer, **sampling, reuse_prefixes=not protocol.is_windowed)
         config = model.config
-    limit = sequence_limit(config)
+    return policy, tokenizer, sequence_limit(config)
+
+
+def load_player(
+    suite: TaskSuite,
+    args: EvaluationArguments,
+    model_args: ModelConfig,
+    protocol: Protocol,
+    shots: FewShot,
+    max_length: int | None = None,
+) -> tuple[Any, ContextBuilder]:
+    """Loads the policy and creates the builder of its prompts; `max_length` is a limit in tokens below the model's.
+
+    Raises:
+        InputError: If a windowed prompt and its response can exceed the model's maximum sequence length.
+    """
+    policy, tokenizer, limit = load(suite, args, model_args, protocol)
     longest = min((each for each in (limit, max_length) if each), default=None)
     context = protocol_context(protocol, args, suite, tokenizer, shots, longest)
     if context.is_windowed and limit is not None:
