@@ -171,6 +171,11 @@ def test_adapters_take_their_own_memory():
     [
         ({}, {"batch_tokens": 2 * 6 * 15, "reference": False, "critic": False, "lora_rank": 0, "vllm_bytes": 0.0}),
         ({"beta": 0.01, "activation_checkpointing": True}, {"reference": True, "gradient_checkpointing": True}),
+        ({"gradient_checkpointing": True}, {"gradient_checkpointing": True}),  # all that older transformers have
+        (
+            {"gradient_checkpointing": True, "activation_checkpointing": False},  # TRL's default, and what was asked for
+            {"gradient_checkpointing": False},
+        ),
         ({"entropy_method": ["epo", "ref-nucleus"]}, {"reference": True}),
         ({"credit": "archer"}, {"reference": True}),
         ({"entropy_method": "epo", "credit": "gigpo"}, {"reference": False, "gradient_checkpointing": False}),

@@ -169,7 +169,7 @@ class ImitationConfig(LongRunArguments, SFTConfig):
                 f"eval_strategy: expected 'no', got {self.eval_strategy.value!r}: a warm start has no other rows to "
                 "evaluate on; play the test lists with epo-trl evaluate"
             )
-        if self.gradient_checkpointing_above is not None and self.activation_checkpointing:
+        if self.gradient_checkpointing_above is not None and self.gradient_checkpointing:
             raise InputError(
                 "gradient_checkpointing: expected false with gradient_checkpointing_above "
                 f"({self.gradient_checkpointing_above}), got true, which uses it for every micro-batch"
@@ -181,6 +181,15 @@ class ImitationConfig(LongRunArguments, SFTConfig):
                 "weights that they do not. Set gradient_checkpointing: true instead, or use ZeRO-2 or DDP"
             )
         check_training_arguments(self)
+
+
+def switch_checkpointing(model: Any, *, on: bool) -> None:
+    """Enables or disables gradient checkpointing, by the name that this version of transformers has for it."""
+    name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    if on:
+        getattr(model, f"{name}_checkpointing_enable")({"use_reentrant": False})
+    else:
+        getattr(model, f"{name}_checkpointing_disable")()
 
 
 class EpochSeeded(Sampler[int]):
@@ -222,10 +231,7 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
         """Switches gradient checkpointing by the size of the micro-batch, if asked to."""
         limit = self.args.gradient_checkpointing_above
         if limit is not None:
-            if inputs["input_ids"].numel() > limit:
-                self.model.activation_checkpointing_enable({"use_reentrant": False})
-            else:
-                self.model.activation_checkpointing_disable()
+            switch_checkpointing(self.model, on=inputs["input_ids"].numel() > limit)
         return super().training_step(model, inputs, *args)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:

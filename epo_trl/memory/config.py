@@ -56,7 +56,8 @@ def read_run(
         batch_tokens=tokens,
         reference=bool(settings.get("beta")) or bool({"ref-nucleus", "archer"} & _methods(settings)),
         critic=settings.get("algorithm") == "ppo" and settings.get("critic") == "separate",
-        gradient_checkpointing=bool(settings.get("activation_checkpointing")),
+        # transformers' new name for it, where its version has it, else TRL's
+        gradient_checkpointing=bool(settings.get("activation_checkpointing", settings.get("gradient_checkpointing"))),
         lora_rank=_whole(settings, "lora_r") if settings.get("use_peft") else 0,
         critic_lora=bool(settings.get("critic_use_peft")),
         vllm_bytes=share * gpu_gb * GB,
