@@ -1,6 +1,7 @@
 """Settings of transformers that it looks at late are refused when a configuration is made, by name."""
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from distributed_worker import ZERO3, forget_the_mode
+from peft import LoraConfig, get_peft_model
 from trainer_kit import make_model, make_trainer
 from transformers import TrainingArguments
 
 from epo_trl.cli.imitation import ImitationConfig
 from epo_trl.long_runs.run_settings import check_training_arguments, warn_rounded_updates
 from epo_trl.trainers import EPOConfig
+from epo_trl.trainers.checks import check_passes
 
 WRONG = [
     ("learning_rate", -1.0, "a number >= 0"),
@@ -178,6 +181,33 @@ def test_checkpointing_by_length_is_refused_where_ranks_gather_weights_together(
                 make(gradient_checkpointing_above=50)
     finally:
         forget_the_mode()
+
+
+REFUSED = {"stage": 3, "turn_buckets": 4, "pack_turns": False, "gradient_checkpointing": True}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {}, {"stage": 2}, {"stage": None}, {"turn_buckets": 1}, {"pack_turns": True}, {"gradient_checkpointing": False},
+    ],
+)  # fmt: skip
+def test_an_adapter_under_zero3_takes_one_pass_with_gradient_checkpointing(change):
+    """With several, DeepSpeed's first backward pass ended in an AssertionError without a message."""
+    settings = {**REFUSED, **change}
+    stage = settings.pop("stage")
+    plugin = None if stage is None else SimpleNamespace(zero_stage=stage)
+    args = SimpleNamespace(deepspeed_plugin=plugin, **settings)
+    for model in (make_model(), "a/path"):
+        check_passes(args, model, None)
+    adapter = LoraConfig(target_modules="all-linear")
+    for model, peft_config in (
+        (make_model(), adapter),
+        ("a/path", adapter),
+        (get_peft_model(make_model(), adapter), None),
+    ):
+        with nullcontext() if change else pytest.raises(ValueError, match="^turn_buckets: expected 1 .*, got 4; set"):
+            check_passes(args, model, peft_config)
 
 
 @pytest.mark.parametrize(

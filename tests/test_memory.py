@@ -173,7 +173,10 @@ def test_adapters_take_their_own_memory():
         ({"beta": 0.01, "activation_checkpointing": True}, {"reference": True, "gradient_checkpointing": True}),
         ({"gradient_checkpointing": True}, {"gradient_checkpointing": True}),  # all that older transformers have
         (
-            {"gradient_checkpointing": True, "activation_checkpointing": False},  # TRL's default, and what was asked for
+            {
+                "gradient_checkpointing": True,
+                "activation_checkpointing": False,
+            },  # TRL's default, and what was asked for
             {"gradient_checkpointing": False},
         ),
         ({"entropy_method": ["epo", "ref-nucleus"]}, {"reference": True}),

@@ -211,6 +211,21 @@ def check_half_precision(args: EPOConfig) -> None:
         )
 
 
+def check_passes(args: EPOConfig, model: Any, peft_config: Any) -> None:
+    """Raises `InputError` for several passes in a step in which DeepSpeed expects the gradient of a weight once.
+
+    With gradient checkpointing, ZeRO-3 reduces the gradients of an adapter in each pass.
+    """
+    sharded = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
+    adapted = peft_config is not None or not isinstance(model, str) and is_peft_model(model)
+    several = args.turn_buckets > 1 and not args.pack_turns
+    if sharded and adapted and several and args.gradient_checkpointing:
+        raise InputError(
+            "turn_buckets: expected 1 with an adapter under ZeRO-3 with gradient checkpointing, got "
+            f"{args.turn_buckets}; set turn_buckets 1 (or pack_turns), gradient_checkpointing false, or use ZeRO-2"
+        )
+
+
 def check_packing(model: Any, attention: str) -> None:
     """Raises `InputError` if sequences packed into one row affect each other; warns if padding is faster.
 

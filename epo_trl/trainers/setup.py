@@ -26,6 +26,7 @@ from epo_trl.trainers.checks import (
     check_arguments,
     check_best_metric,
     check_half_precision,
+    check_passes,
     check_reference,
     check_reference_weights,
     check_reward_funcs,
@@ -158,6 +159,7 @@ def set_up(
     warn_loss_scale(args)
     check_sampling(args)
     check_half_precision(args)
+    check_passes(args, model, kwargs.get("peft_config"))
     warn_empty_thought(args, rules.context)
     if reward_funcs is not None:
         check_reward_funcs(methods)
