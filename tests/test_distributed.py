@@ -3,10 +3,12 @@
 import json
 import shutil
 import socket
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
+from accelerate.utils import FullyShardedDataParallelPlugin
 from distributed_worker import (
     NUCLEUS,
     PPO,
@@ -23,12 +25,13 @@ from distributed_worker import (
 from launcher import HAS_DEEPSPEED, TESTS, launch, launch_nodes, launched_once, needs_deepspeed
 from run_kit import StopAt
 from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer, with_episodes
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Trainer
 
 from epo_trl.long_runs.checkpoint_files import FINISHED
 from epo_trl.long_runs.long_run import STATE_FILE
 from epo_trl.long_runs.run_lock import LOCK
 from epo_trl.trainers.critic.file import CRITIC_FILE
+from epo_trl.trainers.long_run_trainer import LongRunTrainer
 
 pytestmark = pytest.mark.slow
 
@@ -356,3 +359,18 @@ def test_ranks_resume_bit_equal_with_a_critic_and_end_once(launched, tmp_path):
         for name in (weights_file, CRITIC_FILE):
             assert (end / name).read_bytes() == (end / "checkpoint-5" / name).read_bytes()
         assert (end / FINISHED).is_file() and not (end / LOCK).exists()
+
+
+@pytest.mark.parametrize(("version", "kept"), [(1, torch.bfloat16), (2, None)])
+def test_fsdp2_in_bfloat16_does_not_round_what_the_model_returns(monkeypatch, version, kept):
+    """The model computes log-probabilities in float32, of which accelerate's policy leaves 8 bits."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, mixed_precision_policy="bf16")
+
+    def create(trainer):
+        trainer.accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
+
+    monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", create)
+    LongRunTrainer.create_accelerator_and_postprocess(LongRunTrainer.__new__(LongRunTrainer))
+    policy = plugin.mixed_precision_policy
+    assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.bfloat16)
+    assert (policy.buffer_dtype if version == 1 else policy.output_dtype) == kept

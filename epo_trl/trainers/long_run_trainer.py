@@ -8,10 +8,12 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from trl import GRPOTrainer
 
 from epo_trl.envs.base import TaskSuite
@@ -70,6 +72,17 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self._train_sampler: Any = None
         self._has_trained = False
         self._passed_at = -1  # number of optimizer steps before the last forward-backward pass
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Keeps what the model returns in its precision under FSDP2, before the models are sharded.
+
+        By accelerate's policy for bf16, FSDP2 would round log-probabilities, entropies and values of the critic, which
+        are computed in float32.
+        """
+        super().create_accelerator_and_postprocess()
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if plugin is not None and isinstance(plugin.mixed_precision_policy, MixedPrecisionPolicy):
+            plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
 
     @property
     def micro_steps_done(self) -> int:
