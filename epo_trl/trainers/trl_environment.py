@@ -27,6 +27,7 @@ from epo_trl.rollout import RolloutSettings
 
 PROMPT = "You act in a world described in text. Call the tool `act` with one action at a time.\n"
 OVER = "The episode is over."
+Describe = Callable[[str, Info], str]
 
 
 def task_dataset(suite: TaskSuite, split: str, *, prompt: str = PROMPT, seed: int = 0) -> Dataset:
@@ -65,10 +66,11 @@ class SuiteEnvironment:
     Args:
         suite: The tasks.
         settings: Turn limit and rewards.
+        describe: Formats an observation and its info as text.
     """
 
-    def __init__(self, suite: TaskSuite, settings: RolloutSettings) -> None:
-        self._env, self._settings = suite.make_env(), settings
+    def __init__(self, suite: TaskSuite, settings: RolloutSettings, describe: Describe) -> None:
+        self._env, self._settings, self._describe = suite.make_env(), settings, describe
         self._verbatim = suite.verbatim or bool(suite.tools)
         weakref.finalize(self, self._env.close)
         self._clear({})
@@ -87,7 +89,7 @@ class SuiteEnvironment:
         options = {**self._settings.env_options, "task_id": task_id}
         observation, info = checked_answer(*self._env.reset(seed=seed, options=options))
         self._clear(info)
-        return f"Your task is to: {info['task']}\n{describe(observation, info)}"
+        return f"Your task is to: {info['task']}\n{self._describe(observation, info)}"
 
     def act(self, action: str) -> str:
         """
@@ -111,14 +113,16 @@ class SuiteEnvironment:
         self.invalid_actions += not is_valid
         self.done = terminated or truncated or self.turns >= self._settings.max_turns
         self.info = info
-        return f"{observation}\n{OVER}" if self.done else describe(observation, info)
+        return f"{observation}\n{OVER}" if self.done else self._describe(observation, info)
 
     def get_reward(self) -> float:
         """Returns the episode's reward so far."""
         return self.reward
 
 
-def as_environment_factory(suite: TaskSuite, settings: RolloutSettings | None = None) -> Callable[[], SuiteEnvironment]:
+def as_environment_factory(
+    suite: TaskSuite, settings: RolloutSettings | None = None, *, describe: Describe = describe
+) -> Callable[[], SuiteEnvironment]:
     """Returns an `environment_factory` for TRL's trainers that plays a suite on the rows of `task_dataset`.
 
     TRL shows the model one growing conversation. It ends the episode when the model calls no tool, or when
@@ -127,6 +131,7 @@ def as_environment_factory(suite: TaskSuite, settings: RolloutSettings | None = 
     Args:
         suite: The tasks.
         settings: Turn limit and rewards, as in the trainer's rollout. Invalid actions always go to the environment.
+        describe: Formats an observation and its info as text; by default with the admissible actions.
     """
     rules = settings or RolloutSettings()
-    return lambda: SuiteEnvironment(suite, rules)
+    return lambda: SuiteEnvironment(suite, rules, describe)
