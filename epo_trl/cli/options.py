@@ -91,7 +91,6 @@ class RecipeParser(HfArgumentParser):
             prog=line.program,
             allow_abbrev=False,
             usage="%(prog)s --config FILE [--option value ...]",
-            description="The YAML file sets options as `option: value`; the command line overrides it.",
             formatter_class=_ShortOptions,
         )
         self._check_values()
@@ -102,7 +101,8 @@ class RecipeParser(HfArgumentParser):
                 is_word = action.nargs == "+" and action.type is str and isinstance(value, str)
                 action.default, action.required = [value] if is_word else value, False  # as on the command line
         self.set_defaults(environment=line.environment)
-        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file with options")
+        help_config = "YAML file of `option: value`; the command line overrides it"
+        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help_config)
         help_all = "show all options, with those of TRL and transformers"
         self.add_argument(HELP_ALL, action="store_true", default=argparse.SUPPRESS, help=help_all)
 
@@ -184,7 +184,7 @@ class RecipeParser(HfArgumentParser):
         """
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, [], [])
-        lines = [formatter.format_help().rstrip(), self.description or ""]
+        lines = [formatter.format_help().rstrip()]
         for heading, actions in self._groups:
             if heading.partition(":")[0] not in _THEIRS:
                 shown = [action for action in actions if action.const is not False]
@@ -197,7 +197,6 @@ class RecipeParser(HfArgumentParser):
         """Returns the help of all options by the class that defines them, those of this package first."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, [], [])
-        formatter.add_text(self.description)
         for heading, actions in self._groups:
             formatter.start_section(heading)
             formatter.add_arguments(actions)

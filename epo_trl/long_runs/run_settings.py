@@ -47,7 +47,7 @@ class LongRunArguments:
         "files of DeepSpeed and FSDP are unpickled, which can run code.",
     )
     restore_callback_states_from_checkpoint: bool = option(
-        True, "Restore the state of callbacks that have one, such as the count of EarlyStoppingCallback."
+        True, "Restore the state of callbacks, as of EarlyStoppingCallback."
     )
 
     def __getstate__(self) -> dict[str, Any]:
