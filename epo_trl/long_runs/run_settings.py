@@ -102,9 +102,14 @@ def uses_fsdp(args: Any) -> bool:
     return bool(args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP"))
 
 
+def uses_zero3(args: Any) -> bool:
+    """Returns whether DeepSpeed shards the weights."""
+    return args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
+
+
 def shards_weights(args: Any) -> bool:
     """Returns whether no rank has whole weights: with FSDP or ZeRO-3."""
-    return uses_fsdp(args) or (args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3)
+    return uses_fsdp(args) or uses_zero3(args)
 
 
 def check_deepspeed_runs(kind: DistributedType) -> None:

@@ -29,6 +29,7 @@ from trl.trainer.utils import create_model_from_path
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import checkpoints
+from epo_trl.long_runs.run_settings import uses_zero3
 from epo_trl.models.adapters import Adapter, drop_base, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.generate import end_ids
@@ -233,9 +234,8 @@ def _to_train_on(adapter: Adapter, quantization_config: Any, args: Any, **kwargs
     if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         kwargs |= {"device_map": None}
     model = adapter.load_base(create_model_from_path, **kwargs)
-    plugin = args.deepspeed_plugin
     # As in TRL for a new adapter: ZeRO-3 gathers weights of one precision only.
-    one_dtype = plugin is not None and plugin.zero_stage == 3 and quantization_config is None
+    one_dtype = uses_zero3(args) and quantization_config is None
     return adapter.on(model, is_trainable=True, autocast_adapter_dtype=not one_dtype)
 
 

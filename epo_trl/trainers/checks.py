@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 
 from epo_trl.errors import InputError
 from epo_trl.evaluation.report import SCALARS
-from epo_trl.long_runs.run_settings import shards_weights, uses_fsdp
+from epo_trl.long_runs.run_settings import shards_weights, uses_fsdp, uses_zero3
 from epo_trl.methods import Methods, Need
 from epo_trl.models.adapters import is_adapted
 from epo_trl.models.load import load_tokenizer, sequence_limit
@@ -216,10 +216,9 @@ def check_passes(args: EPOConfig, model: Any, peft_config: Any) -> None:
 
     With gradient checkpointing, ZeRO-3 reduces the gradients of an adapter in each pass.
     """
-    sharded = args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
     adapted = peft_config is not None or not isinstance(model, str) and is_peft_model(model)
     several = args.turn_buckets > 1 and not args.pack_turns
-    if sharded and adapted and several and args.gradient_checkpointing:
+    if uses_zero3(args) and adapted and several and args.gradient_checkpointing:
         raise InputError(
             "turn_buckets: expected 1 with an adapter under ZeRO-3 with gradient checkpointing, got "
             f"{args.turn_buckets}; set turn_buckets 1 (or pack_turns), gradient_checkpointing false, or use ZeRO-2"
