@@ -6,7 +6,7 @@ import pytest
 
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.envs.testing import EnvContract
-from epo_trl.envs.trap import COLOURS, HATCH, Trap, TrapSuite, door_on, go_through, optimal_value
+from epo_trl.envs.trap import COLOURS, HATCH, Trap, TrapSuite, door_on, go_through
 from epo_trl.errors import EpoTrlError
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout.demonstrations import play_expert
@@ -62,18 +62,6 @@ def test_the_move_limit_truncates():
         (False, False),
         (False, True),
     ]
-
-
-@pytest.mark.parametrize(("gamma", "hatch"), [(1.0, 0.35), (0.9, 0.35), (0.5, 0.35), (0.5, 0.1)])
-def test_the_optimal_values_are_those_of_value_iteration(gamma, hatch):
-    rooms = 4
-    values = [0.0] * (rooms + 1)  # 0 is unused
-    for _ in range(200):
-        for room in range(1, rooms + 1):
-            on = 1.0 if room == rooms else gamma * values[room + 1]
-            values[room] = max(on, gamma * values[1], hatch if room == 1 else 0.0)
-    expected = [optimal_value(room, rooms, gamma=gamma, hatch=hatch) for room in range(1, rooms + 1)]
-    assert values[1:] == pytest.approx(expected)
 
 
 def test_the_habit_plays_what_the_warm_start_is_to_learn():

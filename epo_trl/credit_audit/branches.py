@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
 from epo_trl.envs.base import TextEnv
 from epo_trl.rollout import ContextBuilder, RolloutSettings
-from epo_trl.rollout.loop import Generate
+from epo_trl.rollout.engine import Generate, InStep
+from epo_trl.rollout.loop import RolloutTimes, send_actions, set_prompts, take_answers
 from epo_trl.rollout.running_episode import RunningEpisode
-from epo_trl.types import StopReason, Turn
+from epo_trl.types import Turn
 
 
 def start(task_id: str, seed: int, env: TextEnv, settings: RolloutSettings) -> RunningEpisode:
@@ -66,34 +67,18 @@ def play_to_end(
         parallel: Number of episodes in one generation call.
         before_turn: Called with each episode before its turn, when its prompt is known.
     """
+    engine, times = InStep(policy), RolloutTimes()
     running: list[RunningEpisode] = []
     while running := [*running, *islice(waiting, parallel - len(running))]:
-        _build_prompts(running, context)
+        set_prompts([episode for episode in running if episode.stop is None and episode.prompt is None], context)
         active = [episode for episode in running if episode.stop is None]
-        for episode in active:
+        for number, episode in enumerate(active):
             before_turn(episode)
-        if active:
-            _take_turns(active, policy, context)
+            engine.submit(number, episode.ids_to_continue())
+        if responses := engine.collect(None):
+            send_actions(active, responses, context, times)
+            take_answers(active, range(len(active)), wait=False, for_all=True)
+        for episode in active:
+            episode.prompt = None
         yield from (episode for episode in running if episode.stop is not None)
         running = [episode for episode in running if episode.stop is None]
-
-
-def _build_prompts(episodes: Sequence[RunningEpisode], context: ContextBuilder) -> None:
-    missing = [episode for episode in episodes if episode.stop is None and episode.prompt is None]
-    for episode, prompt in zip(missing, context.build([episode.view() for episode in missing]), strict=True):
-        episode.prompt = prompt
-        if prompt is None:
-            episode.stop = StopReason.CONTEXT_FULL
-
-
-def _take_turns(episodes: Sequence[RunningEpisode], policy: Generate, context: ContextBuilder) -> None:
-    responses, logprobs = policy([episode.ids_to_continue() for episode in episodes])
-    texts = context.decode(responses)
-    for i, (episode, text) in enumerate(zip(episodes, texts, strict=True)):
-        with episode.aborted_by_errors():
-            episode.send_action(responses[i], text, logprobs[i] if logprobs else None, context)
-    for episode in episodes:
-        with episode.aborted_by_errors():
-            if episode.stop is None:
-                episode.await_answer()
-        episode.prompt = None

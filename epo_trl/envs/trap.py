@@ -46,21 +46,6 @@ def go_through(colour: str) -> str:
     return f"go through the {colour} door"
 
 
-def optimal_value(room: int, rooms: int, *, gamma: float, hatch: float) -> float:
-    """Computes the value of a room under the optimal policy, for a reward of 1.
-
-    The optimal policy goes the way, `gamma^(rooms - room)`, unless the hatch of the first room is worth more.
-
-    Args:
-        room: Room number, from 1 to `rooms`.
-        rooms: Number of rooms.
-        gamma: Discount per turn.
-        hatch: Probability that the hatch wins.
-    """
-    way = gamma ** (rooms - room)
-    return max(way, hatch) if room == 1 else max(way, gamma * max(gamma ** (rooms - 1), hatch))
-
-
 class Trap(TextEnv):
     """A trap environment. Besides the required fields, `info` has `place` (`"room 3"`, `"outside"` or `"the hatch"`).
 

@@ -95,11 +95,11 @@ def finished_episodes(
     is_first = True
     while True:
         with times.measure("env"):
-            observed = _answered(episodes, acting, wait=not asked, for_all=is_first or engine.in_step)
+            observed = take_answers(episodes, acting, wait=not asked, for_all=is_first or engine.in_step)
         is_first = False
         acting = [i for i in acting if i not in observed]
         with times.measure("text"):
-            _set_prompts([episodes[i] for i in observed if episodes[i].stop is None], context)
+            set_prompts([episodes[i] for i in observed if episodes[i].stop is None], context)
         ended = [i for i in observed if episodes[i].stop is not None]
         yield from ((i, episodes[i].to_episode()) for i in ended)
         running = [i for i in observed if episodes[i].stop is None]
@@ -119,7 +119,7 @@ def finished_episodes(
             break
         asked -= len(responses)
         if responses:
-            _act(episodes, responses, context, times)
+            send_actions(episodes, responses, context, times)
         acting += [response.number for response in responses]
 
 
@@ -136,7 +136,7 @@ def _start_next(
     return list(range(first, len(episodes)))
 
 
-def _act(
+def send_actions(
     episodes: Sequence[RunningEpisode], responses: Sequence[Response], context: ContextBuilder, times: RolloutTimes
 ) -> None:
     """Sends the action in each response to its environment."""
@@ -151,7 +151,7 @@ def _act(
                 episode.send_action(response.ids, text, response.logprobs, context)
 
 
-def _answered(episodes: Sequence[RunningEpisode], acting: Sequence[int], *, wait: bool, for_all: bool) -> list[int]:
+def take_answers(episodes: Sequence[RunningEpisode], acting: Sequence[int], *, wait: bool, for_all: bool) -> list[int]:
     """Takes the answers of environments, and returns their episodes.
 
     Args:
@@ -169,7 +169,7 @@ def _answered(episodes: Sequence[RunningEpisode], acting: Sequence[int], *, wait
     return ready
 
 
-def _set_prompts(episodes: list[RunningEpisode], context: ContextBuilder) -> None:
+def set_prompts(episodes: list[RunningEpisode], context: ContextBuilder) -> None:
     """Sets the next prompt of every episode."""
     try:
         prompts = context.build([episode.view() for episode in episodes]) if episodes else []
