@@ -23,7 +23,6 @@ import random
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from accelerate import PartialState
 from datasets import Dataset, concatenate_datasets
@@ -49,6 +48,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import play_chunks, protocol_settings, split_chunks
+from epo_trl.evaluation.report_files import report_file
 from epo_trl.long_runs.callbacks import EXIT_CODE
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.guards import TooManyAborted, first_errors
@@ -63,7 +63,7 @@ from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import Demonstration
 from epo_trl.rollout.few_shot import FewShot
 from epo_trl.rollout.spec import ResponseArguments
-from epo_trl.trainers.model_card import REPORTS, CardFacts
+from epo_trl.trainers.model_card import CardFacts
 from epo_trl.types import Episode
 
 MAX_ABORTED_SHARE = 0.5  # share of a process's episodes, as in RL
@@ -194,7 +194,7 @@ def evaluate_round(
     """
     if not options.protocol:
         return
-    file = Path(args.output_dir) / REPORTS / f"step_{number:06d}.json"
+    file = report_file(args.output_dir, number)
     now = {"protocol": options.protocol, "policy": what_model(str(player.model_name_or_path))}
     if file.exists():
         found = read_state(file, "step", *now)

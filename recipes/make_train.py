@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from epo_trl.evaluation import EvalReport, format_table
+from epo_trl.evaluation.report_files import report_files
 from epo_trl.plots import plot_runs
 
 RECIPES = Path(__file__).parent
@@ -89,7 +90,7 @@ def run(script: str, config: Path, output_dir: Path, seed: int, *overrides: str)
 
 def read_reports(run_dir: Path) -> dict[str, list[EvalReport]]:
     """Loads the reports of the first and the last evaluation of a run."""
-    files = sorted((run_dir / "evaluations").glob("step_*.json"))
+    files = [*report_files(run_dir).values()]
     if len(files) < 2:
         raise SystemExit(f"{run_dir}: expected one evaluation before and one after RL, got {len(files)}")
     read = [json.loads(file.read_text(encoding="utf-8")) for file in (files[0], files[-1])]

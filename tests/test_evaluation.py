@@ -218,6 +218,20 @@ def test_a_file_that_is_no_report_is_told_what_it_lacks(report):
         EvalReport.from_dict(data)
 
 
+@pytest.mark.parametrize(
+    ("types", "says"),
+    [
+        ({}, "types: expected at least one task type, got none"),
+        ({"pick": {"episodes": 0, "wins": 0}}, "episodes: expected an integer >= 1, got 0"),
+        ({"pick": {"episodes": 2, "wins": 3}}, "wins: expected at most 2, the number of episodes, got 3"),
+        ({"pick": {"episodes": 2, "wins": -1}}, "wins: expected an integer >= 0, got -1"),
+    ],
+)
+def test_a_report_with_impossible_counts_is_refused(report, types, says):
+    with pytest.raises(InputError, match=says):
+        EvalReport.from_dict({**report.to_dict(), "types": types})
+
+
 def test_a_report_of_nothing_is_refused():
     with pytest.raises(ValueError, match="toy iid"):
         EvalReport.from_episodes([], protocol=ALFWORLD50, suite="toy", split="iid", seconds=0.0)

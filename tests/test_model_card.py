@@ -15,8 +15,9 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.trap import TrapSuite
 from epo_trl.evaluation import EvalReport, get_protocol
 from epo_trl.evaluation.report import TypeCount
+from epo_trl.evaluation.report_files import REPORTS
 from epo_trl.models import adapters
-from epo_trl.trainers.model_card import CARD, REPORTS, citation, write_card
+from epo_trl.trainers.model_card import CARD, citation, write_card
 
 
 def report_of(wins):

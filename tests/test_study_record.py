@@ -97,6 +97,24 @@ def test_a_long_run_is_kept_in_less_than_30_kilobytes_and_read_back_as_it_was(tm
     assert record.evaluations[0].rate == 0.25
 
 
+def test_evaluations_are_in_the_order_of_their_steps_and_copies_of_their_files_are_none(tmp_path):
+    run = run_of(tmp_path)
+    trained(run.folder, steps=4, metrics=0, evaluations=[(step, REPORT) for step in (1_000_000, 0, 999_000)])
+    for copy in ("step_best", "step_000000_before", "step_000000 (copy)"):
+        (run.folder / "evaluations" / f"{copy}.json").write_text(json.dumps({"step": 3, "reports": [REPORT]}))
+    assert [one.rl_step for one in collect(run, 1.0).evaluations] == [0, 999_000, 1_000_000]
+
+
+@pytest.mark.parametrize(("wins", "episodes"), [(0, 0), (401, 400)])
+def test_an_evaluation_with_impossible_counts_is_refused_with_its_file(tmp_path, wins, episodes):
+    counts = {"wins": wins, "episodes": episodes}
+    for place, report in (("total", {**REPORT, **counts}), ("types", {**REPORT, "types": {"look": counts}})):
+        run = run_of(tmp_path / place)
+        trained(run.folder, steps=2, metrics=0, evaluations=[(2, report)])
+        with pytest.raises(InputError, match=r"step_000002\.json is not an evaluation of a run .*: expected .*, got \d"):
+            collect(run, 1.0)
+
+
 def test_an_evaluation_knows_the_settings_of_its_protocol_apart_from_its_name(tmp_path):
     plain = {"name": "tiny", "description": "x", "temperature": 1.0, "env_options": {"a": 1, "b": 2}}
     same = {"env_options": {"b": 2, "a": 1}, "temperature": 1.0, "name": "other", "description": "y"}

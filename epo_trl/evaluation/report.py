@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from epo_trl.bounds import Count, CountOrZero, check_bounds
 from epo_trl.errors import InputError
 from epo_trl.evaluation.protocol import Protocol
 from epo_trl.evaluation.samples import plain
@@ -33,8 +34,18 @@ _DERIVED = ("episodes", "wins", "success_rate", "success_interval", "macro_succe
 class TypeCount:
     """Numbers of episodes and wins of one task type."""
 
-    episodes: int
-    wins: int
+    episodes: Count
+    wins: CountOrZero
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.wins > self.episodes:
+            raise InputError(f"wins: expected at most {self.episodes}, the number of episodes, got {self.wins}")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TypeCount:
+        """Creates the counts from a mapping that may have other fields too."""
+        return cls(data["episodes"], data["wins"])
 
     @property
     def success_rate(self) -> float:
@@ -181,12 +192,14 @@ class EvalReport:
             raise InputError(
                 f"evaluation report: expected the fields of EvalReport.to_dict, got no {', '.join(missing)}"
             )
+        if not data["types"]:
+            raise InputError("types: expected at least one task type, got none")
         counts = {name: data[name] for name in cls.__dataclass_fields__}
         return cls(
             **counts
             | {
                 "protocol": Protocol.from_dict(data["protocol"]),
-                "types": {name: TypeCount(count["episodes"], count["wins"]) for name, count in data["types"].items()},
+                "types": {name: TypeCount.from_dict(count) for name, count in data["types"].items()},
                 "outcomes": tuple((task_id, won) for task_id, won in data["outcomes"]),
             }
         )

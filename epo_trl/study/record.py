@@ -14,6 +14,8 @@ import pandas as pd
 
 from epo_trl import __version__
 from epo_trl.errors import InputError
+from epo_trl.evaluation.report import TypeCount
+from epo_trl.evaluation.report_files import report_files
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.state_file import read_state, write_atomically
 from epo_trl.study.run_plan import StudyRun
@@ -193,11 +195,11 @@ def _short(value: float) -> float | None:
 
 def _evaluations(folder: Path, updates: float) -> tuple[EvaluationRecord, ...]:
     found: list[EvaluationRecord] = []
-    for file in sorted((folder / "evaluations").glob("step_*.json")):
+    for file in report_files(folder).values():
         content = read_state(file, "step", "reports")
         try:
             found += [_evaluation(content["step"] / updates, report) for report in content["reports"]]
-        except (TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(f"{file} is not an evaluation of a run ({error!r})") from error
     return tuple(found)
 
@@ -206,9 +208,10 @@ def _evaluation(rl_step: float, report: Mapping[str, Any]) -> EvaluationRecord:
     counts = {name: report.get(name) for name in ("turns", "invalid_turns", "wait_turns", "score_sum")}
     protocol = report["protocol"]
     rules = {name: value for name, value in protocol.items() if name not in ("name", "description")}
+    total, types = TypeCount.from_dict(report), {name: TypeCount.from_dict(n) for name, n in report["types"].items()}
     return EvaluationRecord(
-        round(rl_step, 2), report["split"], protocol["name"], report["wins"], report["episodes"],
-        {name: [n["wins"], n["episodes"]] for name, n in report["types"].items()},
+        round(rl_step, 2), report["split"], protocol["name"], total.wins, total.episodes,
+        {name: [count.wins, count.episodes] for name, count in types.items()},
         {**counts, "stop_reasons": report["stop_reasons"]},
         hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:8],
     )  # fmt: skip

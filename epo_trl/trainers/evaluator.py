@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from epo_trl.errors import InputError, spelled
 from epo_trl.evaluation import EvalReport
+from epo_trl.evaluation.report_files import report_file
 from epo_trl.long_runs.run_settings import model_digest
 from epo_trl.long_runs.state_file import write_state
 from epo_trl.methods import Comm
@@ -18,7 +18,6 @@ from epo_trl.rollout import RolloutTimes
 from epo_trl.trainers.checks import check_test_tasks
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine
-from epo_trl.trainers.model_card import REPORTS
 from epo_trl.trainers.setup import RolloutRules
 from epo_trl.types import Episode, StopReason
 
@@ -99,7 +98,7 @@ class Evaluator:
         reports = [self.report(split, play) for split in self.tasks]
         if self.ranks.index == 0:
             content = {"step": step, "reports": [report.to_dict() for report in reports]}
-            write_state(os.path.join(self.args.output_dir, REPORTS, f"step_{step:06d}.json"), content)
+            write_state(report_file(self.args.output_dir, step), content)
         return reports
 
 

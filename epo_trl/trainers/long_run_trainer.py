@@ -19,6 +19,7 @@ from trl import GRPOTrainer
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport
+from epo_trl.evaluation.report_files import REPORTS
 from epo_trl.long_runs.checkpoint_files import move_aside, step_of
 from epo_trl.long_runs.guards import UpdateGuard, check_skipped
 from epo_trl.long_runs.long_run import STATE_FILE, LongRun
@@ -31,7 +32,7 @@ from epo_trl.trainers.collection import Player
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.evaluator import Evaluator
 from epo_trl.trainers.lag import LaggedPolicy
-from epo_trl.trainers.model_card import REPORTS, OwnModelCard
+from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.setup import RolloutRules

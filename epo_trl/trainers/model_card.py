@@ -19,13 +19,13 @@ from epo_trl.bounds import copy_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite
 from epo_trl.evaluation import EvalReport, Protocol
+from epo_trl.evaluation.report_files import report_files
 from epo_trl.methods import Methods
 from epo_trl.models.adapters import made_from
 from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.setup import RolloutRules
 
-REPORTS = "evaluations"  # folder in `output_dir`
 CARD = "README.md"
 _PAPER = re.compile(r"\[([^\]]+)\]\((https://arxiv\.org/abs/([\d.]+))\)")
 _BIBTEX = {
@@ -181,13 +181,13 @@ def protocol_row(protocol: Protocol) -> str:
 
 def _results(run_dir: Path, step: int) -> str:
     """Returns a table of the first and the last evaluation of the run up to a step."""
-    upto = [path for path in _report_files(run_dir) if _read_step(path) <= step]
+    upto = [item for item in report_files(run_dir).items() if item[0] <= step]
     lines = []
-    for path in dict.fromkeys([*upto[:1], *upto[-1:]]):
+    for at, path in dict.fromkeys([*upto[:1], *upto[-1:]]):
         for report in _reports(path):
             low, high = report.success_interval
             lines.append(
-                f"| {_read_step(path)} | {report.split} | {100 * report.success_rate:.1f} % | {100 * low:.1f} to "
+                f"| {at} | {report.split} | {100 * report.success_rate:.1f} % | {100 * low:.1f} to "
                 f"{100 * high:.1f} % | {report.episodes} | `{report.protocol.name}` on `{report.suite}` |"
             )
     if not lines:
@@ -199,16 +199,6 @@ def _results(run_dir: Path, step: int) -> str:
         + "\n\nOne episode per task of a fixed list. Intervals are Wilson intervals. Results under another protocol or "
         "suite are not comparable."
     )
-
-
-def _report_files(run_dir: Path) -> list[Path]:
-    """Returns the reports of a run's evaluations in their order."""
-    files = (run_dir / REPORTS).glob("step_*.json")
-    return sorted((path for path in files if re.fullmatch(r"step_\d+", path.stem)), key=_read_step)
-
-
-def _read_step(path: Path) -> int:
-    return int(path.stem.rpartition("_")[2])
 
 
 def _reports(path: Path) -> list[EvalReport]:
