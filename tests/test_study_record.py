@@ -1,6 +1,7 @@
 """The record of a run."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def test_an_evaluation_with_impossible_counts_is_refused_with_its_file(tmp_path,
     for place, report in (("total", {**REPORT, **counts}), ("types", {**REPORT, "types": {"look": counts}})):
         run = run_of(tmp_path / place)
         trained(run.folder, steps=2, metrics=0, evaluations=[(2, report)])
-        with pytest.raises(InputError, match=r"step_000002\.json is not an evaluation of a run .*: expected .*, got \d"):
+        with pytest.raises(InputError, match=r"step_000002\.json is not an evaluation .*: expected .*, got \d"):
             collect(run, 1.0)
 
 
@@ -146,6 +147,13 @@ def test_without_a_warm_start_a_record_knows_the_model_of_the_config(tmp_path):
         trained(run.folder, steps=2)
         found.append(collect(run, 1.0).begins_with)
     assert found == ["hub/x", "hub/x@v2", ""]
+
+
+def test_a_copied_checkpoint_has_no_log_of_the_run(tmp_path):
+    run = run_of(tmp_path)
+    trained(run.folder, steps=4, metrics=0)
+    shutil.copytree(run.folder / "checkpoint-2", run.folder / "checkpoint-4-copy")
+    assert collect(run, 1.0).curves["rl_step"] == [1, 2, 3, 4]
 
 
 def test_a_run_without_a_log_is_refused(tmp_path):

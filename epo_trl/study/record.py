@@ -16,7 +16,7 @@ from epo_trl import __version__
 from epo_trl.errors import InputError
 from epo_trl.evaluation.report import TypeCount
 from epo_trl.evaluation.report_files import report_files
-from epo_trl.long_runs.checkpoint_files import what_model
+from epo_trl.long_runs.checkpoint_files import step_of, what_model
 from epo_trl.long_runs.state_file import read_state, write_atomically
 from epo_trl.study.run_plan import StudyRun
 
@@ -135,15 +135,11 @@ def _first_model(run: StudyRun) -> str:
 
 def log_history(folder: Path) -> list[dict[str, Any]]:
     """Reads the trainer's log history over all attempts; with several trainers, that of the last one."""
-    states = sorted(folder.glob("**/checkpoint-*/trainer_state.json"), key=_round_and_step)
+    states = [state for state in folder.glob("**/checkpoint-*/trainer_state.json") if step_of(state.parent) >= 0]
     if not states:
         raise InputError(f"{folder} has no checkpoint and therefore no log; set a save_strategy other than 'no'")
-    return list(read_state(states[-1], "log_history")["log_history"])
-
-
-def _round_and_step(state: Path) -> tuple[int, int]:
-    number, step = (folder.name.rpartition("-")[2] for folder in (state.parent.parent, state.parent))
-    return int(number) if number.isdigit() else 0, int(step)
+    last = max(states, key=lambda state: (step_of(state.parent.parent), step_of(state.parent)))  # round and step
+    return list(read_state(last, "log_history")["log_history"])
 
 
 def updates_per_rl_step(folder: Path) -> float:
