@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -132,6 +133,9 @@ def test_a_run_is_not_continued_with_other_settings_unless_they_say_so(study, ca
         "them, set resume_with_changes: true for its arm, delete the folder, or use another --runs-dir and "
         "--results-dir"
     )
+    other = shutil.copy(RECIPE, "other.py")
+    assert study(arms={"good": {**arm, "recipe": other}}, **one) == 1
+    assert f"(recipe: {str(RECIPE)!r} there, 'other.py' now)" in capsys.readouterr().err
     assert not kept().exists() and starts() == {"good-seed1": 1}
     assert study(arms={"good": {**arm, "entropy": 2.0, "resume_with_changes": True}}, **one) == 0
     assert kept().exists() and starts() == {"good-seed1": 2}
@@ -173,6 +177,40 @@ def test_a_field_that_a_recipe_does_not_take_is_said_before_anything_runs(study,
     assert study(arms={**ARMS, "typo": {"sucess": [1]}}) == 1
     assert capsys.readouterr().err == "epo-trl: error: typo-seed1.yaml: sucess: unknown\n"
     assert starts() == {}
+
+
+def test_each_config_is_checked_with_the_modules_beside_it(study):
+    Path("recipe.py").write_text(
+        "import runpy, sys, beside, yaml\n"
+        "if any(yaml.safe_load(open(file))['entropy'] != beside.ENTROPY for file in sys.argv[2:]):\n"
+        "    sys.exit('another module')\n"
+        f"if sys.argv[1] == '--config':\n    runpy.run_path({str(RECIPE)!r}, run_name='__main__')\n"
+    )
+    for name, entropy in (("a", 1.0), ("b", 2.0)):
+        Path(name).mkdir()
+        Path(name, "beside.py").write_text(f"ENTROPY = {entropy}\n")
+        Path(name, "config.yaml").write_text(f"entropy: {entropy}\nsuccess: [0.5]\n")
+    arms = {name: {"recipe": "recipe.py", "config": f"{name}/config.yaml"} for name in "ab"}
+    assert study(arms=arms, seeds=[1], warm_start=None) == 0
+
+
+def test_the_seconds_of_an_attempt_count_although_the_study_was_killed(study, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def kill(*args, **kwargs):
+        raise Killed
+
+    one = {"seeds": [1], "warm_start": None, "arms": {"good": ARMS["good"]}}
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(runner.subprocess, "Popen", kill)
+        patch.setattr(runner.Runner, "_check_configs", lambda *_: None)  # with programs too
+        study(**one)
+    state, log = (Path("runs/mine/good-seed1", name) for name in (runner.STATE, runner.LOG))
+    begun = json.loads(state.read_text())
+    os.utime(log, (begun["since"] + 1000,) * 2)
+    assert study(**one) == 0 and 1000 <= json.loads(kept().read_text())["seconds"] < 2000
+    assert "since" not in json.loads(state.read_text())
 
 
 def test_some_arms_and_seeds_only(study, capsys):

@@ -76,6 +76,7 @@ def test_all_that_decides_the_result_is_in_the_digest_and_no_path_of_output_is(w
 
     one = digest()
     assert digest("elsewhere") == one == digest(window=3, arms={"a": {}})
+    assert digest(arms={"a": {"resume_with_changes": True}}) == one  # a study may need it for one of the seeds
     others = [digest(warm_start={**warm, "max_steps": 8}), digest(seeds=[5]), digest(arms={"a": {"lr": 3}}),
               digest(train={**TRAIN, "recipe": "other.py"}), digest(warm_start=None)]  # fmt: skip
     assert len({one, *others}) == 6

@@ -27,8 +27,8 @@ class StudyRun:
         recipe: Path of the program.
         config: Path of the original config; modules beside it can be imported.
         settings: All fields passed to the program.
-        identity: Everything that determines the result: recipe and fields, including the warm start's, without output
-            paths.
+        identity: Everything that determines the result, as JSON values: recipe and fields, including the warm start's,
+            without output paths.
         needs: StudyRun whose output this run starts from; `None` if it needs none.
     """
 
@@ -49,7 +49,7 @@ class StudyRun:
     @property
     def digest(self) -> str:
         """Checksum of its identity."""
-        return hashlib.sha256(json.dumps(self.identity, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def plan(study: Study, folder: Path) -> list[StudyRun]:
@@ -116,8 +116,9 @@ def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: Study
     identity = {
         "recipe": shown(part.recipe),
         "seed": seed,
-        "fields": {name: value for name, value in fields.items() if name not in begin},
+        "fields": {name: value for name, value in fields.items() if name not in (*begin, "resume_with_changes")},
         "warm_start": None if warm_start is None else warm_start.identity,
     }
+    identity = json.loads(json.dumps(identity, default=str))
     settings = {**fields, **begin, "seed": seed, "output_dir": str(folder)}
     return StudyRun(arm, seed, folder, part.recipe, part.config, settings, identity, warm_start)

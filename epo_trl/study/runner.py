@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -22,9 +21,10 @@ from epo_trl.long_runs.state_file import read_state, write_atomically, write_sta
 from epo_trl.study.config import Study
 from epo_trl.study.record import Record, collect, read_record, write_record
 from epo_trl.study.run_plan import StudyRun, plan
-from epo_trl.yaml_files import from_yaml, read_yaml, to_yaml
+from epo_trl.yaml_files import to_yaml
 
-# In the folder of a run: its config, its output, and the seconds of its attempts with the checksum of a finished one.
+# In the folder of a run: its config, its output, and its state: identity, seconds of its attempts, the beginning of a
+# running one as `since`, and the checksum of a finished one.
 CONFIG, LOG, STATE = "config.yaml", "log.txt", "_study.json"
 STOPPING = "stopping: the runs save a checkpoint; press Ctrl-C again to kill them"
 
@@ -134,27 +134,28 @@ class Runner:
         """Runs a recipe and writes its record. Returns `""`, or the reason of a failure."""
         config, log, state = run.folder / CONFIG, run.folder / LOG, run.folder / STATE
         try:
-            begin = time.monotonic() - (read_state(state, "seconds")["seconds"] if state.is_file() else 0.0)
+            earlier, begin = _seconds_of_attempts(run), time.monotonic()
             write_atomically(config, to_yaml(run.settings))
             _say(f"{run.name}: starts, log in {log}")
             with self._lock, open(log, "ab") as file:
                 if self._stopped:
                     return "interrupted"
+                write_state(state, {"identity": run.identity, "seconds": earlier, "since": time.time()})
                 program = subprocess.Popen(
                     [sys.executable, str(run.recipe), "--config", str(config)], stdin=subprocess.DEVNULL, stdout=file,
-                    stderr=file, env=_environment([run], self.threads), start_new_session=True,
+                    stderr=file, env=_environment(run, self.threads), start_new_session=True,
                 )  # fmt: skip
                 self._running.add(program)
             status = program.wait()
             with self._lock:
                 self._running.discard(program)
-            seconds = time.monotonic() - begin
-            write_state(state, {"seconds": seconds})
+            seconds = earlier + time.monotonic() - begin
+            write_state(state, {"identity": run.identity, "seconds": seconds})
             if status:
                 return f"exit code {status}{_last_line(log)}, see {log}"
             if run.arm is not None:
                 write_record(self.places.record_path(run), collect(run, seconds))
-            write_state(state, {"seconds": seconds, "digest": run.digest})
+            write_state(state, {"identity": run.identity, "seconds": seconds, "digest": run.digest})
         except (OSError, ValueError) as error:
             return str(error)
         return ""
@@ -165,11 +166,11 @@ class Runner:
         Raises:
             InputError: If a recipe rejects a config. The message names arm and field.
         """
-        by_recipe: dict[Path, dict[str | None, StudyRun]] = {}
+        alike: dict[tuple[Path, Path], dict[str | None, StudyRun]] = {}  # runs with the same recipe and modules
         for run in runs:
-            by_recipe.setdefault(run.recipe, {}).setdefault(run.arm, run)  # seeds do not affect the check
+            alike.setdefault((run.recipe, run.config.parent.resolve()), {}).setdefault(run.arm, run)  # one of the seeds
         with ThreadPoolExecutor() as pool:
-            errors = "\n".join(pool.map(self._check, map(list, map(dict.values, by_recipe.values()))))
+            errors = "\n".join(pool.map(self._check, map(list, map(dict.values, alike.values()))))
         if lines := [line for line in errors.splitlines() if line]:
             raise InputError("; ".join(lines).replace(f"{self.places.runs / '_check'}{os.sep}", ""))
 
@@ -178,7 +179,7 @@ class Runner:
         for run, file in zip(runs, files, strict=True):
             write_atomically(file, to_yaml(run.settings))
         command = [sys.executable, str(runs[0].recipe), "--check", *map(str, files)]
-        done = subprocess.run(command, env=_environment(runs, self.threads), capture_output=True, text=True)
+        done = subprocess.run(command, env=_environment(runs[0], self.threads), capture_output=True, text=True)
         return done.stderr.strip()[-3000:] if done.returncode else ""
 
 
@@ -192,11 +193,9 @@ def known_record(run: StudyRun, places: Places) -> Record | None:
     if not path.is_file():
         return None
     record = read_record(path)
-    now = json.loads(json.dumps(run.identity, default=str))
-    if record.identity != now:
-        differ = "; ".join(line.removeprefix("fields.") for line in changed_settings(record.identity, now))
+    if record.identity != run.identity:
         raise InputError(
-            f"{path} is the record of a run with other settings ({differ}); to repeat it, "
+            f"{path} is the record of a run with other settings ({_differences(record.identity, run)}); to repeat it, "
             f"delete it and the folder {run.folder}, or give the study another name"
         )
     return replace(record, arm=run.arm or "")  # an arm may be renamed if its file name stays the same
@@ -205,26 +204,34 @@ def known_record(run: StudyRun, places: Places) -> Record | None:
 def _need_same_settings(run: StudyRun) -> None:
     """Raises `InputError` if the folder has results of other settings, some of which the recipe would accept: the
     record would state settings with which its first evaluations were not played."""
-    config = run.folder / CONFIG
+    state = run.folder / STATE
     has_results = any(run.folder.glob("**/checkpoint-*")) or any(run.folder.glob("evaluations/*"))
-    if not config.is_file() or not has_results or run.settings.get("resume_with_changes"):
+    if not state.is_file() or not has_results or run.settings.get("resume_with_changes"):
         return
-    paths = {"output_dir"} if run.needs is None else {"output_dir", "model_name_or_path"}
-    then, now = (
-        {name: value for name, value in settings.items() if name not in paths}
-        for settings in (read_yaml(config, "--runs-dir"), from_yaml(to_yaml(run.settings)))
-    )
-    if then != now:
+    then = read_state(state).get("identity", run.identity)
+    if then != run.identity:
         raise InputError(
-            f"{run.folder} was begun with other settings ({'; '.join(changed_settings(then, now))}); restore them, set "
+            f"{run.folder} was begun with other settings ({_differences(then, run)}); restore them, set "
             "resume_with_changes: true for its arm, delete the folder, or use another --runs-dir and --results-dir"
         )
 
 
-def _environment(runs: Sequence[StudyRun], threads: int) -> Mapping[str, str]:
-    """Builds the environment of a process: modules beside the original configs can be imported."""
-    beside = dict.fromkeys(str(run.config.parent.resolve()) for run in runs)
-    path = os.pathsep.join([*beside, *filter(None, [os.environ.get("PYTHONPATH")])])
+def _differences(then: Mapping[str, Any], run: StudyRun) -> str:
+    """Describes how an identity differs from that of a run."""
+    return "; ".join(line.removeprefix("fields.") for line in changed_settings(then, run.identity))
+
+
+def _seconds_of_attempts(run: StudyRun) -> float:
+    """Returns the wall time of the attempts so far. One that outlived its study has ended with the last line of its log."""
+    state, log = run.folder / STATE, run.folder / LOG
+    found = read_state(state, "seconds") if state.is_file() else {"seconds": 0.0}
+    unseen = log.stat().st_mtime - found["since"] if "since" in found and log.is_file() else 0.0
+    return float(found["seconds"] + max(0.0, unseen))
+
+
+def _environment(run: StudyRun, threads: int) -> Mapping[str, str]:
+    """Builds the environment of a process: modules beside the original config can be imported."""
+    path = os.pathsep.join(filter(None, [str(run.config.parent.resolve()), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
 
 
