@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 
 from epo_trl.errors import InputError
+from epo_trl.study.config import Arm, Part, Study
+from epo_trl.study.outcomes import judge
 from epo_trl.study.record import (
     COMPLETE,
     POINTS,
@@ -83,7 +85,8 @@ def test_a_long_run_is_kept_in_less_than_30_kilobytes_and_read_back_as_it_was(tm
     assert read_record(tmp_path / "a.json") == record
     assert record.seconds == 61.3 and record.curves["rl_step"] == list(range(1, 401))
     # RL step 1 is optimizer steps 1 to 4: 0.123456 * (1 + 2 + 3 + 4) / 4 = 0.30864
-    assert record.curves["env/success_rate"][0] == 0.309 and len(record.thinned["other/metric_1"]) <= POINTS
+    assert record.curves["env/success_rate"][0] == 0.30864 and record.curves["entropy/all_tokens"][0] == 0.309
+    assert len(record.thinned["other/metric_1"]) <= POINTS
     assert record.thinned["rl_step"][:2] == [14, 28]
     assert [one.rl_step for one in record.evaluations] == [0, 400]
     longer = run_of(tmp_path, name="longer-seed1")
@@ -147,6 +150,20 @@ def test_without_a_warm_start_a_record_knows_the_model_of_the_config(tmp_path):
         trained(run.folder, steps=2)
         found.append(collect(run, 1.0).begins_with)
     assert found == ["hub/x", "hub/x@v2", ""]
+
+
+@pytest.mark.parametrize(("wins", "episodes"), [((13, 12, 13, 13, 13), 16), ((9, 10, 10, 9, 10), 12)])
+def test_a_run_that_reaches_a_level_exactly_does_so_by_its_record(tmp_path, wins, episodes):
+    """64 of 80 and 48 of 60 episodes."""
+    run = run_of(tmp_path)
+    trained(run.folder, steps=len(wins), metrics=0)
+    log = [{"step": step, "env/success_rate": won / episodes} for step, won in enumerate(wins, 1)]
+    (run.folder / f"checkpoint-{len(wins)}" / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    write_record(tmp_path / "a.json", collect(run, 1.0))
+    arm, levels = Arm("a", Part(Path("r.py"), Path("c.yaml"), {}), (1,)), {"solved": 0.8, "trapped": 0.8}
+    study = Study(name="s", path=tmp_path, warm_start=None, arms=(arm,), baseline="a", window=5, smooth=5, **levels)
+    (outcome,) = judge(study, [read_record(tmp_path / "a.json")]).itertuples()
+    assert outcome.solved_at == 5 and not outcome.solved and not outcome.trapped  # above or below, not at
 
 
 def test_a_copied_checkpoint_has_no_log_of_the_run(tmp_path):

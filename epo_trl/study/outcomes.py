@@ -12,10 +12,9 @@ import pandas as pd
 
 from epo_trl.evaluation.outcomes import START_STEPS, collapsed, exploded, left_band
 from epo_trl.study.config import Study
-from epo_trl.study.record import POINTS, EvaluationRecord, Record, thin
-from epo_trl.study.statistics import first_above
+from epo_trl.study.record import POINTS, SUCCESS, EvaluationRecord, Record, thin
+from epo_trl.study.statistics import ROUNDING, first_above
 
-SUCCESS = "env/success_rate"
 INVALID = "env/invalid_actions"
 ENTROPY = "entropy/all_tokens"
 THIRDS = ("first", "middle", "last")
@@ -136,8 +135,8 @@ def _outcome(study: Study, record: Record, best: float) -> dict[str, Any]:
         evaluations.setdefault(one.split, []).append(one)
     return {
         "success": final,
-        "solved": final > study.solved,
-        "trapped": final < study.trapped,
+        "solved": final > study.solved + ROUNDING,
+        "trapped": final < study.trapped - ROUNDING,
         "solved_at": first_above(success, study.solved, study.smooth),
         "exploded_at": exploded_at, "exploded": has_exploded,
         "collapsed_at": collapsed_at, "collapsed": has_collapsed,

@@ -20,13 +20,15 @@ from epo_trl.long_runs.checkpoint_files import step_of, what_model
 from epo_trl.long_runs.state_file import read_state, write_atomically
 from epo_trl.study.run_plan import StudyRun
 
+SUCCESS = "env/success_rate"
 # Metrics kept for every RL step, since results are computed from them; others are thinned to about POINTS points.
 COMPLETE = (
-    "env/success_rate", "env/invalid_actions", "entropy/all_tokens", "ref-nucleus/choice_entropy",
+    SUCCESS, "env/invalid_actions", "entropy/all_tokens", "ref-nucleus/choice_entropy",
     "entropy/first_third", "entropy/middle_third", "entropy/last_third",
 )  # fmt: skip
 POINTS = 30
 DIGITS = 3  # significant digits of a stored number
+SUCCESS_DIGITS = 9  # those of the success rate: it is compared with levels, and a tie has to stay one
 LEFT_OUT = ("time/", "eval_", "epoch", "step", "num_tokens", "total_flos", "train_", "learning_rate", "clip_ratio/",
             "completions/", "frac_reward_zero_std", "sampling/", "num_input_tokens_seen")  # fmt: skip
 
@@ -179,13 +181,16 @@ def thin(curves: pd.DataFrame, points: int) -> pd.DataFrame:
 def _shorten(curves: pd.DataFrame) -> dict[str, list[float | None]]:
     if not len(curves):
         return {}
-    return {"rl_step": curves.index.tolist()} | {name: [_short(value) for value in curves[name]] for name in curves}
+    return {"rl_step": curves.index.tolist()} | {
+        name: [_short(value, SUCCESS_DIGITS if name == SUCCESS else DIGITS) for value in curves[name]]
+        for name in curves
+    }
 
 
-def _short(value: float) -> float | None:
+def _short(value: float, digits: int) -> float | None:
     if np.isnan(value):
         return None
-    short = float(f"{value:.{DIGITS}g}")
+    short = float(f"{value:.{digits}g}")
     return int(short) if short == int(short) else short
 
 

@@ -222,7 +222,7 @@ def _differences(then: Mapping[str, Any], run: StudyRun) -> str:
 
 
 def _seconds_of_attempts(run: StudyRun) -> float:
-    """Returns the wall time of the attempts so far. One that outlived its study has ended with the last line of its log."""
+    """Returns the wall time of earlier attempts. One that outlived its study ended with the last line of its log."""
     state, log = run.folder / STATE, run.folder / LOG
     found = read_state(state, "seconds") if state.is_file() else {"seconds": 0.0}
     unseen = log.stat().st_mtime - found["since"] if "since" in found and log.is_file() else 0.0

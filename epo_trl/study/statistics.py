@@ -14,6 +14,7 @@ from scipy import stats
 
 MOST_PAIRS = 100_000  # a larger number of pairs is reported as infinite
 CONFIDENCE, POWER = 0.95, 0.8
+ROUNDING = 1e-9  # a mean as close to a level is equal to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,5 +93,5 @@ def first_above(values: pd.Series, level: float, window: int) -> float:
         window: Number of values in the running mean; the first `window - 1` values have none.
     """
     means = values.rolling(window).mean()
-    reached = means.index[means >= level - 1e-12]
+    reached = means.index[means >= level - ROUNDING]
     return float(reached[0]) if len(reached) else math.nan
