@@ -5,6 +5,7 @@ import json
 import random
 import re
 import shutil
+from collections import Counter
 from copy import copy
 from functools import cache
 from statistics import fmean
@@ -320,6 +321,44 @@ def test_a_round_closes_all_environments_and_those_of_continuations_as_they_end(
     round_of(suite, 0, parallel=4, on_progress=count_open)
     assert set(map(id, opened)) == set(map(id, closed)) and len(opened) > 100
     assert max(left) <= 6 * 8 + 4  # a copy before the only turn of each episode, and 4 continuations
+
+
+@pytest.mark.parametrize(("name", "number"), [("reset", 9), ("copy", 9), ("step", 9), ("copy", 59), ("step", 59)])
+def test_an_interrupted_round_closes_all_environments(name, number, monkeypatch):
+    """48 episodes of one turn, before each of which there is a copy; then copies to continue from."""
+    opened, closed, calls = [], [], Counter()
+
+    class Interrupted(Trap):
+        def __init__(self, *args):
+            super().__init__(*args)
+            opened.append(self)
+
+        def reset(self, **options):
+            self.count("reset")
+            return super().reset(**options)
+
+        def step(self, action):
+            self.count("step")
+            return super().step(action)
+
+        def copy(self):
+            self.count("copy")
+            opened.append(twin := super().copy())
+            return twin
+
+        def close(self):
+            closed.append(self)
+
+        def count(self, method):
+            calls[method] += 1
+            if (method, calls[method]) == (name, number):
+                raise KeyboardInterrupt
+
+    suite = TrapSuite()
+    monkeypatch.setattr(suite, "make_env", lambda: Interrupted(3, 4, 0.35, 12))
+    with pytest.raises(KeyboardInterrupt):
+        round_of(suite, 0, parallel=8)
+    assert set(map(id, opened)) == set(map(id, closed)) and len(opened) >= 48
 
 
 def test_the_audit_closes_the_copy_that_it_makes_to_see_whether_it_can(monkeypatch):

@@ -143,18 +143,22 @@ def record(
 ) -> tuple[list[Episode], list[list[RunningEpisode]]]:
     """Plays one episode per task; returns them with a copy of each before every turn, whose environment stays open."""
     envs = [player.suite.make_env() for _ in tasks]
-    for env in envs:
-        env.reseed(draw.randrange(2**62))
-    running = [start(task, player.seed, env, player.settings) for task, env in zip(tasks, envs, strict=True)]
     points: dict[int, list[RunningEpisode]] = defaultdict(list)
-    for ended in play_to_end(
-        iter(running),
-        player.policy,
-        player.context,
-        parallel=parallel,
-        before_turn=lambda episode: points[id(episode)].append(branch(episode)),
-    ):
-        close_all([ended.env])
+    try:
+        for env in envs:
+            env.reseed(draw.randrange(2**62))
+        running = [start(task, player.seed, env, player.settings) for task, env in zip(tasks, envs, strict=True)]
+        for ended in play_to_end(
+            iter(running),
+            player.policy,
+            player.context,
+            parallel=parallel,
+            before_turn=lambda episode: points[id(episode)].append(branch(episode)),
+        ):
+            close_all([ended.env])
+    except BaseException:
+        close_all([*envs, *(point.env for each in points.values() for point in each)])
+        raise
     return [episode.to_episode() for episode in running], [points[id(episode)] for episode in running]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import islice
 
 from epo_trl.envs.base import TextEnv
+from epo_trl.envs.border import close_all
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.rollout.engine import Generate, InStep
 from epo_trl.rollout.loop import RolloutTimes, send_actions, set_prompts, take_answers
@@ -41,9 +42,13 @@ def repeat_turn(episode: RunningEpisode, turn: Turn, context: ContextBuilder) ->
     """Returns a copy of a running episode in which the policy has given the response of a recorded turn."""
     twin = branch(episode)
     if twin.stop is None:
-        with twin.aborted_by_errors():
-            twin.send_action(turn.response_ids, turn.response, turn.logprobs, context)
-            twin.await_answer()
+        try:
+            with twin.aborted_by_errors():
+                twin.send_action(turn.response_ids, turn.response, turn.logprobs, context)
+                twin.await_answer()
+        except BaseException:
+            close_all([twin.env])
+            raise
         twin.prompt = None
     return twin
 
@@ -58,7 +63,8 @@ def play_to_end(
 ) -> Iterator[RunningEpisode]:
     """Plays episodes to their ends, `parallel` at a time, and yields each when it has ended.
 
-    One that ends makes room for the next at once, so no generation call waits for the longest episode.
+    One that ends makes room for the next at once, so no generation call waits for the longest episode. An exception
+    closes the environments of the running episodes.
 
     Args:
         waiting: Running episodes, taken when there is room for them.
@@ -69,16 +75,22 @@ def play_to_end(
     """
     engine, times = InStep(policy), RolloutTimes()
     running: list[RunningEpisode] = []
-    while running := [*running, *islice(waiting, parallel - len(running))]:
-        set_prompts([episode for episode in running if episode.stop is None and episode.prompt is None], context)
-        active = [episode for episode in running if episode.stop is None]
-        for number, episode in enumerate(active):
-            before_turn(episode)
-            engine.submit(number, episode.ids_to_continue())
-        if responses := engine.collect(None):
-            send_actions(active, responses, context, times)
-            take_answers(active, range(len(active)), wait=False, for_all=True)
-        for episode in active:
-            episode.prompt = None
-        yield from (episode for episode in running if episode.stop is not None)
-        running = [episode for episode in running if episode.stop is None]
+    try:
+        while True:
+            running += islice(waiting, parallel - len(running))  # in place: an exception may come between two
+            if not running:
+                return
+            set_prompts([episode for episode in running if episode.stop is None and episode.prompt is None], context)
+            active = [episode for episode in running if episode.stop is None]
+            for number, episode in enumerate(active):
+                before_turn(episode)
+                engine.submit(number, episode.ids_to_continue())
+            if responses := engine.collect(None):
+                send_actions(active, responses, context, times)
+                take_answers(active, range(len(active)), wait=False, for_all=True)
+            for episode in active:
+                episode.prompt = None
+            yield from (episode for episode in running if episode.stop is not None)
+            running = [episode for episode in running if episode.stop is None]
+    finally:
+        close_all([episode.env for episode in running])
