@@ -224,16 +224,16 @@ def _draw_panel(axis: Any, panel: Panel, groups: dict[str, list[dict[str, Curve]
     elif drawn and panel.from_zero:
         axis.set_ylim(bottom=0)
     if not drawn:
-        names = "\n".join(panel.tags)
-        axis.text(
-            0.5, 0.5, f"not logged by any run\n{names}", ha="center", va="center", transform=axis.transAxes, color="0.4"
-        )
+        is_logged = any(tag in run for runs in groups.values() for run in runs for tag in panel.tags)
+        reason = "no common step of the runs of a label" if is_logged else "not logged by any run"
+        text = "\n".join([reason, *panel.tags])
+        axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes, color="0.4")
         axis.set_xticks([])
         axis.set_yticks([])
 
 
 def _draw_curve(axis: Any, curves: list[Curve], color: str, style: str, panel: Panel, window: int) -> bool:
-    """Draws one curve; returns whether there was any data."""
+    """Draws one curve; returns whether there was anything to draw."""
     if not curves:
         return False
     scale = 100.0 if panel.percent else 1.0

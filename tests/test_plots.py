@@ -248,7 +248,14 @@ def test_a_panel_without_data_says_so(tmp_path, figures):
     plot_runs([tmp_path / "run"], tmp_path / "one.png")
     seen = panels_of(figures[0])
     assert seen["training reward"][0] == []
-    assert "eval/ood/success_rate" in seen["OOD success, %"][0][0]
+    assert seen["OOD success, %"][0] == ["not logged by any run\neval/ood/success_rate"]
+
+
+def test_a_panel_of_runs_without_a_common_step_says_so(tmp_path, figures):
+    for run, step in (("x-seed1", 50), ("x-seed2", 100)):
+        write_events(tmp_path / run, [("train/reward", step, 1.0, 1.0)])
+    plot_runs([tmp_path / "x-seed1", tmp_path / "x-seed2"], tmp_path / "one.png")
+    assert panels_of(figures[0])["training reward"][0] == ["no common step of the runs of a label\ntrain/reward"]
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
