@@ -181,6 +181,23 @@ def make_ppo_context(**changes):
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_last_state_that_cannot_be_shown_leaves_only_its_episode_without_a_value(context):
+    """A last info without a field of the template."""
+    rng, builder = random.Random(0), make_ppo_context(mode=context)
+    info = ToySuite().make_env().reset(options={"task_id": "train/0"})[1]
+    episodes = [
+        replace(make_episode([(5, 3)], 0.0, rng), task_id=f"train/{i}", final_info={} if i == 1 else info)
+        for i in range(3)
+    ]
+    expected = final_states([episodes[0], episodes[2]], builder)
+    with pytest.warns(UserWarning, match="got KeyError: .* for train/1, which is not bootstrapped"):
+        states = final_states(episodes, builder)
+    assert all(expected) and states == [expected[0], [], expected[1]]
+    with pytest.warns(UserWarning, match="not bootstrapped"):
+        assert final_states([episodes[1]], builder) == [[]]
+
+
 def test_a_next_prompt_that_does_not_fit_loses_its_beginning(context):
     limits = {"windowed": {"max_prompt_tokens": 12}, "concatenated": {"max_context_tokens": 20}}[context]
     builder, whole = make_ppo_context(mode=context, **limits), make_ppo_context(mode=context)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from epo_trl.envs.base import TextEnv
 from epo_trl.envs.border import ends_episode_alone
 from epo_trl.errors import InputError
-from epo_trl.rollout.context import ContextBuilder
+from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
 from epo_trl.rollout.engine import Engine, EngineError, Generate, InStep, Response
 from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.rollout.spec import RolloutSettings
@@ -171,16 +171,23 @@ def take_answers(episodes: Sequence[RunningEpisode], acting: Sequence[int], *, w
 
 def set_prompts(episodes: list[RunningEpisode], context: ContextBuilder) -> None:
     """Sets the next prompt of every episode."""
+    prompts = build_prompts(context, [episode.view() for episode in episodes])
+    for episode, prompt in zip(episodes, prompts, strict=True):
+        with episode.aborted_by_errors():
+            if isinstance(prompt, BaseException):
+                raise prompt
+            episode.prompt = prompt
+            if prompt is None:
+                episode.stop = StopReason.CONTEXT_FULL
+
+
+def build_prompts(context: ContextBuilder, views: Sequence[TurnView]) -> list[Prompt | BaseException | None]:
+    """Builds one prompt per view as `ContextBuilder.build` does, or the exception where a view cannot be shown."""
     try:
-        prompts = context.build([episode.view() for episode in episodes]) if episodes else []
-    except BaseException as error:  # one environment's observation cannot be encoded; find out which
+        return [*context.build(views)] if views else []
+    except BaseException as error:  # of one environment's observation; find out which
         if not ends_episode_alone(error):
             raise
-        prompts = [None] * len(episodes)
-        for i, episode in enumerate(episodes):
-            with episode.aborted_by_errors():
-                (prompts[i],) = context.build([episode.view()])
-    for episode, prompt in zip(episodes, prompts, strict=True):
-        episode.prompt = prompt
-        if prompt is None and episode.stop is None:
-            episode.stop = StopReason.CONTEXT_FULL
+        if len(views) == 1:
+            return [error]
+    return [prompt for view in views for prompt in build_prompts(context, [view])]

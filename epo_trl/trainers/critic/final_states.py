@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 
 from epo_trl.devices import to_device
+from epo_trl.envs.border import error_text
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.context import TurnView
+from epo_trl.rollout.loop import build_prompts
 from epo_trl.rollout.templates import PastTurn
 from epo_trl.types import Episode, StopReason
 
@@ -24,20 +27,27 @@ def final_states(episodes: Sequence[Episode], context: ContextBuilder) -> list[l
     """Returns the token ids of the state after each episode's last turn, `[]` for episodes that were not truncated.
 
     The state is the prompt that would have come next, preceded by the whole sequence in concatenated context. A prompt
-    that does not fit (`context_full`) is truncated from the left.
+    that does not fit (`context_full`) is truncated from the left. Where the last observation or info cannot be shown,
+    it is `[]` too, with a warning.
     """
     cut = [i for i, episode in enumerate(episodes) if episode.stop in CUT_OFF and episode.turns]
     views = {i: _view(episodes[i]) for i in cut}
-    prompts = dict(zip(cut, context.build(list(views.values())) if cut else [], strict=True))
+    prompts = dict(zip(cut, build_prompts(context, [*views.values()]), strict=True))
     too_long = [i for i in cut if prompts[i] is None]
-    if too_long:
-        unlimited = copy(context)
-        unlimited.max_prompt_tokens, unlimited.max_context_tokens = sys.maxsize, None
-        prompts |= zip(too_long, unlimited.build([views[i] for i in too_long]), strict=True)
+    unlimited = copy(context)
+    unlimited.max_prompt_tokens, unlimited.max_context_tokens = sys.maxsize, None
+    prompts |= zip(too_long, build_prompts(unlimited, [views[i] for i in too_long]), strict=True)
     concatenated = not context.is_windowed
     longest = context.max_context_tokens if concatenated else context.max_prompt_tokens
     states: list[list[int]] = [[] for _ in episodes]
     for i, prompt in prompts.items():
+        if isinstance(prompt, BaseException):
+            warnings.warn(
+                "bootstrap_truncated: expected a last observation and info that can be shown as after any other turn, "
+                f"got {error_text(prompt)} for {episodes[i].task_id}, which is not bootstrapped",
+                stacklevel=2,
+            )
+            continue
         assert prompt is not None
         before = [*_sequence(episodes[i])] if concatenated else []
         states[i] = [*before, *prompt.ids][-(longest or 0) :]
