@@ -628,6 +628,19 @@ def test_the_best_policy_is_loaded_with_its_own_critic(tmp_path, kind):
 
 
 def test_a_sharded_checkpoint_of_fsdp_has_no_file_of_the_critic_and_needs_none(tmp_path, monkeypatch):
+def test_without_the_best_checkpoint_the_last_policy_and_critic_stay(tmp_path):
+    """As with GRPO."""
+    trainer = resumable_ppo(tmp_path)
+    before = weights(trainer)
+    trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
+    trainer._load_best_model()
+    assert_bit_equal(weights(trainer), before)
+    assert trainer.best_step is None
+    (tmp_path / "checkpoint-1").mkdir()
+    with pytest.raises(ValueError, match=f"resume_from_checkpoint: .*{CRITIC_FILE} is missing"):
+        trainer._load_best_model()
+
+
     trainer, loaded = resumable_ppo(tmp_path), []
     monkeypatch.setattr("transformers.Trainer._load_best_model", lambda self: loaded.append(self))
     trainer.is_fsdp_enabled, trainer.state.best_model_checkpoint = True, str(tmp_path / "checkpoint-1")

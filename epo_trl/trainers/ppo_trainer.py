@@ -11,6 +11,7 @@ Overrides, always around `super()`:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -207,9 +208,11 @@ class EPOPPOTrainer(EPOTrainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # their checkpoints hold both
+        best = str(self.state.best_model_checkpoint)
+        holds_both = self.is_fsdp_enabled or self.is_deepspeed_enabled
+        if holds_both or not os.path.isdir(best):  # without it, the last weights stay
             return super()._load_best_model()
-        with self._loading_critic(str(self.state.best_model_checkpoint)):
+        with self._loading_critic(best):
             super()._load_best_model()
 
     @contextmanager
