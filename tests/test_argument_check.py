@@ -6,6 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
 import torch
 from distributed_worker import ZERO3, forget_the_mode
@@ -208,6 +209,16 @@ def test_an_adapter_under_zero3_takes_one_pass_with_gradient_checkpointing(chang
     ):
         with nullcontext() if change else pytest.raises(ValueError, match="^turn_buckets: expected 1 .*, got 4; set"):
             check_passes(args, model, peft_config)
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_adapter_of_virtual_tokens_is_refused(tmp_path, kind, is_new):
+    """With a prompt the scores had more columns than the turn; with a prefix PEFT could not generate."""
+    adapter = getattr(peft, kind)(num_virtual_tokens=2, task_type="CAUSAL_LM")
+    start = {"peft_config": adapter} if is_new else {"model": get_peft_model(make_model(), adapter)}
+    with pytest.raises(ValueError, match=f"peft_config: expected .*LoraConfig, got {kind}"):
+        make_trainer(tmp_path, **start)
 
 
 @pytest.mark.parametrize(

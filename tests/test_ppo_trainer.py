@@ -808,13 +808,6 @@ def test_a_model_without_a_transformer_of_its_own_is_named(tmp_path):
         type(model).base_model_prefix = kept
 
 
-def test_a_value_head_on_virtual_tokens_is_refused(tmp_path):
-    peft = pytest.importorskip("peft")
-    prefix = peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
-    with pytest.raises(ValueError, match="critic: expected 'separate' with PromptTuningConfig, got 'value_head'"):
-        make_ppo(tmp_path, critic="value_head", peft_config=prefix)
-
-
 def test_other_impossible_combinations_are_named(tmp_path):
     with pytest.raises(ValueError, match="reward_funcs: expected none.*got reward functions"):
         make_ppo(tmp_path, reward_funcs=[lambda **kwargs: [0.0]])

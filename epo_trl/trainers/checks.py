@@ -211,6 +211,16 @@ def check_half_precision(args: EPOConfig) -> None:
         )
 
 
+def check_adapter(model: Any, peft_config: Any) -> None:
+    """Raises `InputError` for an adapter of virtual tokens, whose scores would not be those of the sampled tokens."""
+    config = peft_config or getattr(model, "active_peft_config", None)
+    if getattr(config, "is_prompt_learning", False):
+        raise InputError(
+            f"peft_config: expected an adapter of layers, such as LoraConfig, got {type(config).__name__}, which adds "
+            "virtual tokens to the text"
+        )
+
+
 def check_passes(args: EPOConfig, model: Any, peft_config: Any) -> None:
     """Raises `InputError` for several passes in a step in which DeepSpeed expects the gradient of a weight once.
 
@@ -300,17 +310,12 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
     return known[name]
 
 
-def check_backbone(critic: str, model: Any, peft_config: Any) -> None:
+def check_backbone(critic: str, model: Any) -> None:
     """Raises `InputError` if the policy has no separate transformer to build a critic on."""
     if model.base_model is model:
         raise InputError(
             f"critic: got {critic!r}, which needs a policy whose transformer is separate from its LM head, but "
             f"{type(model).__name__}.base_model is the model itself (base_model_prefix={model.base_model_prefix!r})"
-        )
-    if critic == "value_head" and getattr(peft_config, "is_prompt_learning", False):
-        raise InputError(
-            f"critic: expected 'separate' with {type(peft_config).__name__}, got 'value_head'. Its virtual tokens are "
-            "not part of the text that is valued."
         )
 
 

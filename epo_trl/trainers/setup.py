@@ -23,6 +23,7 @@ from epo_trl.models.names import tiny_size
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.trainers.checks import (
     TEST_SPLITS,
+    check_adapter,
     check_arguments,
     check_best_metric,
     check_half_precision,
@@ -159,6 +160,7 @@ def set_up(
     warn_loss_scale(args)
     check_sampling(args)
     check_half_precision(args)
+    check_adapter(model, kwargs.get("peft_config"))
     check_passes(args, model, kwargs.get("peft_config"))
     warn_empty_thought(args, rules.context)
     if reward_funcs is not None:

@@ -59,7 +59,7 @@ def make_critic(
     base = causal_lm(policy)
     if peft_config is None and is_peft_model(policy):
         peft_config = policy.active_peft_config
-    check_backbone(args.critic, base, peft_config)
+    check_backbone(args.critic, base)
     # DeepSpeed casts no weight of a model that it loaded in parts, and gathers weights of one precision only.
     one_dtype = _is_sharded(base)
     if args.critic == "separate" and backbone is None:
