@@ -22,10 +22,11 @@ from trainer_kit import (
     make_ppo,
     make_trainer,
     results_of,
+    saved,
     toy_tokenizer,
     with_episodes,
 )
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Credit
@@ -36,7 +37,7 @@ from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
 from epo_trl.trainers.batches import layout_in
 from epo_trl.trainers.critic.file import CRITIC_FILE
 from epo_trl.trainers.critic.final_states import final_states, final_values
-from epo_trl.trainers.critic.setup import hide_critic
+from epo_trl.trainers.critic.setup import hide_critic, make_critic
 from epo_trl.trainers.critic.value_statistics import turn_bins, value_statistics, whitened
 from epo_trl.trainers.scoring.row_scorer import ScoringTask, row_ids
 from epo_trl.types import StopReason
@@ -181,7 +182,6 @@ def make_ppo_context(**changes):
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("context", CONTEXTS)
 def test_a_last_state_that_cannot_be_shown_leaves_only_its_episode_without_a_value(context):
     """A last info without a field of the template."""
     rng, builder = random.Random(0), make_ppo_context(mode=context)
@@ -198,6 +198,7 @@ def test_a_last_state_that_cannot_be_shown_leaves_only_its_episode_without_a_val
         assert final_states([episodes[1]], builder) == [[]]
 
 
+@pytest.mark.parametrize("context", CONTEXTS)
 def test_a_next_prompt_that_does_not_fit_loses_its_beginning(context):
     limits = {"windowed": {"max_prompt_tokens": 12}, "concatenated": {"max_context_tokens": 20}}[context]
     builder, whole = make_ppo_context(mode=context, **limits), make_ppo_context(mode=context)
@@ -627,7 +628,6 @@ def test_the_best_policy_is_loaded_with_its_own_critic(tmp_path, kind):
     assert_bit_equal(safetensors.torch.load_file(tmp_path / CRITIC_FILE), best)
 
 
-def test_a_sharded_checkpoint_of_fsdp_has_no_file_of_the_critic_and_needs_none(tmp_path, monkeypatch):
 def test_without_the_best_checkpoint_the_last_policy_and_critic_stay(tmp_path):
     """As with GRPO."""
     trainer = resumable_ppo(tmp_path)
@@ -641,6 +641,7 @@ def test_without_the_best_checkpoint_the_last_policy_and_critic_stay(tmp_path):
         trainer._load_best_model()
 
 
+def test_a_sharded_checkpoint_of_fsdp_has_no_file_of_the_critic_and_needs_none(tmp_path, monkeypatch):
     trainer, loaded = resumable_ppo(tmp_path), []
     monkeypatch.setattr("transformers.Trainer._load_best_model", lambda self: loaded.append(self))
     trainer.is_fsdp_enabled, trainer.state.best_model_checkpoint = True, str(tmp_path / "checkpoint-1")
@@ -667,6 +668,52 @@ def test_a_critic_can_start_from_another_model_with_the_same_tokenizer(tmp_path)
     assert math.isfinite(logged(trainer, "critic/value_loss")[0])
     with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got .*small"):
         make_ppo(tmp_path / "small", critic_model_name_or_path=str(tmp_path / "small"))
+
+
+def test_a_critic_that_would_start_from_an_adapter_is_refused(tmp_path):
+    """transformers loads one for inference: nothing but the critic's head would be trained."""
+    peft = pytest.importorskip("peft")
+    peft.get_peft_model(saved(make_model(), tmp_path / "base"), lora()).save_pretrained(tmp_path / "adapter")
+    toy_tokenizer().save_pretrained(tmp_path / "adapter")
+    folder = str(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=f"critic_model_name_or_path: .*got the adapter {folder}.*epo-trl merge"):
+        make_ppo(tmp_path, critic_model_name_or_path=folder)
+
+
+def backbones_loaded(monkeypatch):
+    """Returns a list that gets the arguments of each loading of a critic's backbone from now on."""
+    asked, load = [], AutoModel.from_pretrained
+    monkeypatch.setattr(
+        AutoModel, "from_pretrained", lambda *args, **kwargs: asked.append(kwargs) or load(*args, **kwargs)
+    )
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("recorded", "configured", "expected"), [("v1", None, "v1"), (None, "v2", "v2"), (None, None, "main")]
+)
+def test_a_critic_has_the_revision_of_the_base_that_the_adapter_was_trained_on(
+    tmp_path, monkeypatch, recorded, configured, expected
+):
+    peft = pytest.importorskip("peft")
+    policy = peft.get_peft_model(saved(make_model(), tmp_path / "base"), lora(revision=recorded))
+    asked = backbones_loaded(monkeypatch)
+    config = make_config(tmp_path, kind=EPOPPOConfig, num_generations=1, model_init_kwargs={"revision": configured})
+    make_critic(policy, config, toy_tokenizer())
+    assert [kwargs["revision"] for kwargs in asked] == [expected]
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_the_trained_weights_of_a_critic_beside_a_quantized_policy_are_float32(tmp_path, adapter):
+    """The policy's own precision is that of its computation; AdamW's updates would be rounded away in it."""
+    peft = pytest.importorskip("peft")
+    base = saved(make_model().bfloat16(), tmp_path / "base")
+    base.hf_quantizer = object()
+    config = make_config(tmp_path, kind=EPOPPOConfig, num_generations=1, critic_use_peft=adapter)
+    critic = make_critic(peft.get_peft_model(base, lora()), config, toy_tokenizer())
+    assert {p.dtype for p in critic.parameters() if p.requires_grad} == {torch.float32}
+    frozen = {p.dtype for p in critic.parameters() if not p.requires_grad}
+    assert frozen == ({torch.bfloat16} if adapter else set())
 
 
 def test_a_run_with_gradient_checkpointing_is_bit_equal(tmp_path):

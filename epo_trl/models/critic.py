@@ -171,8 +171,9 @@ def copied_backbone(policy: Any) -> Any:
 
 
 def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:
-    """Loads a transformer by Hub id or local path, with the policy's precision and attention implementation."""
-    return AutoModel.from_pretrained(path, dtype=policy.dtype, attn_implementation=get_attention(policy), **kwargs)
+    """Loads a transformer by Hub id or local path, by default with the policy's precision and attention."""
+    own = {"dtype": policy.dtype, "attn_implementation": get_attention(policy)}
+    return AutoModel.from_pretrained(path, **own | kwargs)
 
 
 def with_adapter(backbone: nn.Module, peft_config: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import disable_dropout_in_model
 
 from epo_trl.errors import InputError
+from epo_trl.models.adapters import Adapter
 from epo_trl.models.critic import Critic, causal_lm, copied_backbone, critic_aside, loaded_backbone, with_adapter
 from epo_trl.trainers.checks import check_backbone, check_critic_vocabulary
 from epo_trl.trainers.ppo_config import EPOPPOConfig
@@ -24,9 +25,13 @@ def copy_of_policy(model: Any, args: EPOPPOConfig) -> Any:
     """
     if args.critic != "separate" or args.critic_model_name_or_path is not None or isinstance(model, str):
         return None
-    if is_peft_model(model) or getattr(model, "hf_quantizer", None) is not None or _is_sharded(model):
+    if is_peft_model(model) or _is_quantized(model) or _is_sharded(model):
         return None
     return copied_backbone(model)
+
+
+def _is_quantized(model: Any) -> bool:
+    return getattr(model, "hf_quantizer", None) is not None
 
 
 def _is_sharded(model: Any) -> bool:
@@ -63,7 +68,7 @@ def make_critic(
     # DeepSpeed casts no weight of a model that it loaded in parts, and gathers weights of one precision only.
     one_dtype = _is_sharded(base)
     if args.critic == "separate" and backbone is None:
-        backbone = _load_backbone(base, args, tokenizer)
+        backbone = _load_backbone(base, args, tokenizer, getattr(peft_config, "revision", None))
     if args.critic_use_peft:
         if peft_config is None:
             raise InputError("critic_use_peft: expected False for a policy without an adapter, got True")
@@ -76,8 +81,14 @@ def make_critic(
     return critic
 
 
-def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any) -> Any:
+def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any, adapter_revision: str | None) -> Any:
+    """Loads the critic's transformer; that of the policy has the revision that its adapter records."""
     other = args.critic_model_name_or_path
+    if other and Adapter.find(other) is not None:  # transformers would freeze it
+        raise InputError(
+            f"critic_model_name_or_path: expected a whole model, got the adapter {other}; merge it first: epo-trl "
+            f"merge {other} --out DIR"
+        )
     path = other or policy.config.name_or_path
     if not path:
         raise InputError(
@@ -85,8 +96,11 @@ def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any) -> Any:
             "model with peft_config, or set critic_model_name_or_path."
         )
     trust = {"trust_remote_code": args.trust_remote_code}
-    revision = None if other else (args.model_init_kwargs or {}).get("revision")
-    backbone = loaded_backbone(path, policy, revision=revision or "main", **trust)
+    revision = None if other else adapter_revision or (args.model_init_kwargs or {}).get("revision")
+    # AdamW's updates are lost in the half precision that a quantized policy computes in.
+    is_rounded = _is_quantized(policy) and not args.critic_use_peft and not _is_sharded(policy)
+    dtype = torch.float32 if is_rounded else policy.dtype
+    backbone = loaded_backbone(path, policy, dtype=dtype, revision=revision or "main", **trust)
     if other:
         check_critic_vocabulary(path, backbone.config.get_text_config().vocab_size, tokenizer, **trust)
     return backbone
