@@ -97,6 +97,13 @@ def test_a_pool_says_what_is_its_own():
     assert pooled.settings == {"move_limit": 30} and pooled.suite.settings == {}
 
 
+def test_the_settings_of_a_suite_follow_its_fields_and_those_of_a_pool_its_workers():
+    suite = TrapSuite(rooms=2)
+    pooled, before = PooledSuite(suite), suite.settings
+    suite.rooms = 3
+    assert (before["rooms"], suite.settings["rooms"], pooled.settings["rooms"]) == (2, 3, 2)
+
+
 # --- Steps ---------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import Field, dataclass, fields, is_dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from epo_trl.errors import EpoTrlError
@@ -234,7 +233,7 @@ class TaskSuite(ABC):
     verbatim: bool = False
     instant: bool = False
 
-    @cached_property  # not a property: the attribute can be set, also on a frozen dataclass
+    @property
     def settings(self) -> Mapping[str, Any]:
         """Settings that decide which games are played. A run or an evaluation is resumed only with equal settings.
 
@@ -243,10 +242,16 @@ class TaskSuite(ABC):
         of values: one that JSON cannot hold, whose text may differ between processes, and one of more than 1,000
         characters, which belongs in `content`.
         """
+        if "settings" in vars(self):  # `build_suite` has set them, also on a frozen dataclass
+            return vars(self)["settings"]
         if not is_dataclass(self):
             return {}
         names = [f.name for f in fields(self) if f.init and not f.name.startswith("_") and is_setting(f, self)]
         return {name: value for name in names if _is_short_json(value := getattr(self, name))}
+
+    @settings.setter
+    def settings(self, settings: Mapping[str, Any]) -> None:
+        vars(self)["settings"] = settings
 
     @abstractmethod
     def task_ids(self, split: str) -> Sequence[str]:

@@ -28,6 +28,7 @@ class PooledSuite(TaskSuite):
     def __init__(self, suite: TaskSuite, settings: PoolSettings | None = None) -> None:
         self.suite = suite
         self.pool = settings or PoolSettings()
+        self.settings = suite.settings  # of the games in the workers, which have a copy of the suite
         self._workers = self._make_workers()
 
     def __getattribute__(self, name: str) -> Any:
