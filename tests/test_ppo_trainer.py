@@ -869,3 +869,13 @@ def test_other_impossible_combinations_are_named(tmp_path):
                        eval_steps=1, metric_for_best_model="iid/success_rate")  # fmt: skip
     with pytest.raises(ValueError, match="critic_warmup_steps: expected 0 with lr_scheduler_type=.*got 2.*cosine"):
         trainer.train()
+
+
+@pytest.mark.parametrize("make_later", [make_trainer, make_ppo])
+def test_a_trainer_whose_critic_a_later_one_has_removed_refuses_to_go_on(tmp_path, make_later):
+    model = make_model()
+    first = make_ppo(tmp_path / "first", model=model)
+    make_later(tmp_path / "later", model=model)
+    for go_on in (first.train, first.save_model, first._load_best_model):
+        with pytest.raises(ValueError, match="model: expected .* got one from which a later trainer has removed the"):
+            go_on()

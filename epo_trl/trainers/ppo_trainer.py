@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
-from epo_trl.models.critic import attach_critic, critic_aside
+from epo_trl.models.critic import attach_critic, check_attached, critic_aside
 from epo_trl.models.load import check_output_dir
 from epo_trl.objectives import value_loss
 from epo_trl.trainers.batches import RLStep, update_scale
@@ -159,6 +159,7 @@ class EPOPPOTrainer(EPOTrainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Creates the optimizer with the critic's parameters in separate groups, `group["part"] == "critic"`."""
+        check_attached(self.model, self.critic)  # at the start of each `train`
         optimizer = super().create_optimizer(model)
         separate_critic_groups(optimizer, self.critic, self.args.critic_learning_rate)
         return optimizer
@@ -192,6 +193,7 @@ class EPOPPOTrainer(EPOTrainer):
         """Saves the policy without the critic, and the critic's trained parameters in a separate file."""
         if not self.args.should_save:
             return
+        check_attached(self.model, self.critic)
         state_dict = self.model.state_dict() if state_dict is None else state_dict
         prefix = critic_prefix(self.model, self.critic)
         policy = {name: value for name, value in state_dict.items() if not name.startswith(prefix)}
@@ -218,6 +220,7 @@ class EPOPPOTrainer(EPOTrainer):
     @contextmanager
     def _loading_critic(self, checkpoint: str) -> Iterator[None]:
         """Loads the critic from its own file after the block, which loads the policy alone."""
+        check_attached(self.model, self.critic)
         path = check_critic_file(checkpoint)
         with critic_aside(self.model):
             yield
