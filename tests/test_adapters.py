@@ -115,6 +115,20 @@ def test_without_use_peft_it_is_merged_into_a_checkpoint_that_the_run_begins_wit
     assert AutoTokenizer.from_pretrained(given["model"]).get_vocab() == toy_tokenizer().get_vocab()
 
 
+@pytest.mark.parametrize("given", [None, {"dtype": "auto"}])
+def test_a_configuration_loads_a_second_model_with_its_own_settings(tmp_path, given):
+    make_model().save_pretrained(tmp_path / "model")
+    toy_tokenizer().save_pretrained(tmp_path / "model")
+    args = make_config(tmp_path / "run", model_init_kwargs=given)
+    for dtype, attention in (("bfloat16", "eager"), ("float32", "sdpa")):
+        wanted = ModelConfig(str(tmp_path / "model"), dtype=dtype, attn_implementation=attention)
+        policy_for_training(wanted, args, ToySuite(), "general_compact")
+        asked = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "revision": "main"}
+        assert args.model_init_kwargs == {**asked, **(given or {})}
+    policy_for_training(ModelConfig("tiny"), args, ToySuite(), "general_compact")
+    assert args.model_init_kwargs == given
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("use_peft", [True, False])
 @pytest.mark.parametrize(("kind", "trainer"), [(EPOConfig, EPOTrainer), (EPOPPOConfig, EPOPPOTrainer)])

@@ -27,7 +27,8 @@ from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.run_settings import LongRunArguments, check_training_arguments, shards_weights
 from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
-from epo_trl.models.load import end_ids_of, keeping_init_kwargs, sequence_limit
+from epo_trl.models.init_kwargs import keeping_init_kwargs
+from epo_trl.models.load import end_ids_of, sequence_limit
 from epo_trl.models.muon import make_muon
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, tasks_of_types
 from epo_trl.rollout.spec import EpisodeArguments, PromptArguments, ResponseArguments

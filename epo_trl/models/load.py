@@ -33,6 +33,7 @@ from epo_trl.long_runs.run_settings import uses_zero3
 from epo_trl.models.adapters import Adapter, drop_base, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.generate import end_ids
+from epo_trl.models.init_kwargs import InitKwargs
 from epo_trl.models.names import COPIES, DEFAULT_SIZE, TOKENIZER, check_model_name, tiny_size
 from epo_trl.models.tiny import build_model, build_tokenizer
 
@@ -58,7 +59,8 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
     quantization, trust = build_quantization(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise InputError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
-    kwargs = {**_init_kwargs(model_args), **(args.model_init_kwargs or {})}
+    kwargs = InitKwargs.complete(args.model_init_kwargs, _init_kwargs(model_args))
+    args.model_init_kwargs = kwargs.given
     drop_base(args, name if adapter is None else adapter.base)
     if tiny_size(name):
         model, tokenizer = _tiny(model_args, suite, template, args.seed)
@@ -86,16 +88,6 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         "peft_config": _peft_config(model_args, model, **trust),
         "quantization_config": quantization,
     }
-
-
-@contextmanager
-def keeping_init_kwargs(args: Any) -> Iterator[None]:
-    """Restores the `model_init_kwargs` that `policy_for_training` completes, so that `args` can load another model."""
-    given = args.model_init_kwargs
-    try:
-        yield
-    finally:
-        args.model_init_kwargs = given
 
 
 def check_output_dir(output_dir: str, *models: str | None) -> None:
