@@ -13,7 +13,7 @@ from datasets import Dataset
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from trainer_kit import make_config, make_model, toy_tokenizer
+from trainer_kit import make_config, make_model, make_trainer, toy_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, SFTConfig
 
@@ -113,6 +113,11 @@ def test_without_use_peft_it_is_merged_into_a_checkpoint_that_the_run_begins_wit
     torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(given["model"])), adapter.logits)
     assert "revision" not in args.model_init_kwargs and os.listdir(tmp_path) == ["base"]
     assert AutoTokenizer.from_pretrained(given["model"]).get_vocab() == toy_tokenizer().get_vocab()
+
+
+def test_a_new_adapter_on_a_model_in_memory_is_warned_about(tmp_path):
+    with pytest.warns(UserWarning, match="peft_config: expected a model with a path, .*policy_for_training"):
+        make_trainer(tmp_path, peft_config=LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
 
 
 @pytest.mark.parametrize("given", [None, {"dtype": "auto"}])

@@ -147,6 +147,16 @@ def _no_reference(args: EPOConfig, methods: Methods, why: str) -> InputError:
     )
 
 
+def warn_nameless_base(args: EPOConfig) -> None:
+    """Warns that a new adapter on a model created in memory cannot be loaded later."""
+    if args.process_index == 0:
+        warnings.warn(
+            "peft_config: expected a model with a path, got one that was created in memory, so the saved adapter names "
+            "no base model and cannot be loaded. Save the model and pass its path, or use policy_for_training",
+            stacklevel=2,
+        )
+
+
 def warn_loss_scale(args: EPOConfig) -> None:
     """Warns about TRL losses whose scale changes when a sequence is an episode of several turns."""
     if args.process_index:

@@ -35,6 +35,7 @@ from epo_trl.trainers.checks import (
     check_tokenizer,
     check_train_tasks,
     warn_loss_scale,
+    warn_nameless_base,
 )
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.sampling_checks import check_sampling, warn_empty_thought
@@ -155,6 +156,8 @@ def set_up(
         tokenizer = load_tokenizer(path)
     check_tokenizer(tokenizer)
     check_reference(args, methods, model, kwargs.get("peft_config"))
+    if kwargs.get("peft_config") is not None and not path:
+        warn_nameless_base(args)
     compares_states = any(getattr(method, "anchor", "") == "state" for method in methods.values())
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     warn_loss_scale(args)
