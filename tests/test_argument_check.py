@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from copy import copy, deepcopy
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -121,6 +122,17 @@ def test_the_token_of_the_hub_is_not_saved_with_the_model(tmp_path, kind):
     assert b"hf_secret" not in (tmp_path / "training_args.bin").read_bytes()
     saved = torch.load(tmp_path / "training_args.bin", weights_only=False)
     assert (saved.hub_token, saved.output_dir, args.hub_token) == (None, str(tmp_path), "hf_secret")
+
+
+@pytest.mark.parametrize("copied", [copy, deepcopy])
+@pytest.mark.parametrize("kind", [EPOConfig, ImitationConfig])
+def test_a_copy_of_a_configuration_is_complete_and_independent(tmp_path, kind, copied):
+    args = arguments(tmp_path, kind, hub_token="hf_secret", model_init_kwargs={"dtype": "auto"})
+    other = copied(args)
+    assert type(other) is kind and other == args and other.hub_token == "hf_secret"
+    other.seed += 1
+    assert args.seed == other.seed - 1
+    assert (other.model_init_kwargs is args.model_init_kwargs) == (copied is copy)
 
 
 @pytest.mark.parametrize("name", ["chat_template_path", "eos_token"])

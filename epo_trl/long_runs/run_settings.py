@@ -7,11 +7,12 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 from accelerate.utils import DistributedType, parse_flag_from_env
@@ -51,8 +52,18 @@ class LongRunArguments:
     )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the token of the Hub out of `training_args.bin`, which is uploaded with the model."""
+        """Leaves the token of the Hub out of a pickle: `training_args.bin` is uploaded with the model."""
         return {**vars(self), "hub_token": None}
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo[id(self)] = made = object.__new__(type(self))
+        vars(made).update(deepcopy(vars(self), memo))
+        return made
 
 
 def check_training_arguments(args: Any) -> None:
