@@ -40,6 +40,22 @@ def test_a_second_run_has_the_schedules_of_the_first(tmp_path, make):
     assert any(not torch.equal(before[name], now) for name, now in weights(trainer).items())
 
 
+def test_a_second_run_does_not_claim_settings_that_the_trainer_does_not_use(tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1)
+    trainer.args.learning_rate = 2e-3  # no optimizer has it yet
+    trainer.train()
+    assert logged(trainer, "learning_rate") == [2e-3]
+    for name, value in {"epo_lambda": 0.5, "credit": "gigpo", "success_reward": 1.0, "learning_rate": 0.5}.items():
+        made_with = getattr(trainer.args, name)
+        setattr(trainer.args, name, value)
+        with pytest.raises(ValueError, match=f"{name}: expected {made_with!r}, .* got {value!r}; make a new trainer"):
+            trainer.train()
+        setattr(trainer.args, name, made_with)
+    trainer.args.max_steps, trainer.args.lr_scheduler_type = 2, "linear"
+    trainer.train()
+    assert logged(trainer, "learning_rate") == [2e-3, 1e-3]
+
+
 def test_a_second_run_controls_trls_entropy_bonus_as_the_first_did(tmp_path):
     """Ctrl-C comes between the two passes of the second update, after the coefficient has risen."""
     begins = []

@@ -179,6 +179,12 @@ MAY_CHANGE = frozenset(
     trust_remote_code vllm_enable_sleep_mode vllm_server_base_url vllm_server_host vllm_server_port
     vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization""".split()
 )
+# Settings that are read at each `train`, and those read when it makes the optimizer. A trainer copies all others.
+READ_AT_TRAIN = frozenset(
+    """max_steps num_train_epochs max_grad_norm lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio seed
+    request_seeds""".split()
+)
+OF_OPTIMIZER = frozenset("optim optim_args learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon".split())
 # Settings that name a model: a folder of weights or a Hub id.
 MODELS = ("model", "adapter_weights", "critic_model_name_or_path")
 # Settings as written, and the resolved setting that is compared instead: it includes defaults and no path.
@@ -205,13 +211,37 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "adapter": {name: config.to_dict() | {"base_model_name_or_path": None} for name, config in adapters.items()},
         **trainer.settings_of_data(),
     }
-    for field in fields(args):
-        if field.name not in MAY_CHANGE and not field.name.startswith("_"):
-            settings[field.name] = getattr(args, field.name)
+    settings |= config_settings(args)
     for name in MODELS:
         if settings.get(name):
             settings[name] = on_main_process(args, partial(what_model, settings[name]))
     return json.loads(json.dumps(settings, default=_plain))
+
+
+def config_settings(args: Any) -> dict[str, Any]:
+    """Returns the configuration fields that affect what a run learns, as plain JSON types."""
+    names = [field.name for field in fields(args) if field.name not in MAY_CHANGE and not field.name.startswith("_")]
+    return json.loads(json.dumps({name: getattr(args, name) for name in names}, default=_plain))
+
+
+def check_unchanged(trainer: Any, used: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `config_settings` of a trainer that is to train.
+
+    Args:
+        trainer: The trainer.
+        used: Those with which it was made or trained last.
+
+    Raises:
+        InputError: If a field has another value than the trainer uses.
+    """
+    may_change = READ_AT_TRAIN if trainer.optimizer is not None else READ_AT_TRAIN | OF_OPTIMIZER
+    settings = config_settings(trainer.args)
+    for name, now in settings.items():
+        if now != used[name] and name not in may_change:
+            raise InputError(
+                f"{name}: expected {used[name]!r}, as this trainer uses, got {now!r}; make a new trainer to change it"
+            )
+    return settings
 
 
 def load_settings(model: Any, args: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Multi-turn training as a subclass of TRL's GRPOTrainer.
 
 TRL samples and groups the tasks and provides the clipped surrogate and its variants, KL, the reference model, gradient
-accumulation, distribution and logging. This class overrides its methods, all but two around `super()`. The work is done
+accumulation, distribution and logging. This class overrides its methods, nearly all around `super()`. The work is done
 by separate components and by the methods named in the configuration (`epo_trl.methods`).
 
 - `_generate_and_score_completions`: collects episodes for TRL, each as one row whose turns are segments (`RLStep`), and
@@ -53,7 +53,7 @@ from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_within_groups, zero_signal_monitor
 from epo_trl.trainers.scoring.reference import find_candidates
 from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask, row_ids
-from epo_trl.trainers.setup import keeping_reference, set_up
+from epo_trl.trainers.setup import set_up
 from epo_trl.types import Episode
 
 
@@ -94,7 +94,7 @@ class EPOTrainer(LongRunTrainer):
         (env,), first_task = self.player.provide(1), setup.train_dataset[0]["prompt"]
         check_first_task(env, first_task, args.seed, self.rules.context, self.rules.protocol)
         test_lists = {split: Dataset.from_dict({"prompt": ids}) for split, ids in setup.test_tasks.items()}
-        with warnings.catch_warnings(), keeping_reference(self, args):
+        with warnings.catch_warnings():
             # This trainer relies on rollout_func; tests/test_trl_contract.py checks its name and behaviour.
             warnings.filterwarnings("ignore", message=".*'rollout_func', which is an experimental feature")
             super().__init__(

@@ -23,7 +23,7 @@ from epo_trl.evaluation.report_files import REPORTS
 from epo_trl.long_runs.checkpoint_files import move_aside, step_of
 from epo_trl.long_runs.guards import UpdateGuard, check_skipped
 from epo_trl.long_runs.long_run import STATE_FILE, LongRun
-from epo_trl.long_runs.run_settings import content_digest, differences, model_digest
+from epo_trl.long_runs.run_settings import check_unchanged, config_settings, content_digest, differences, model_digest
 from epo_trl.long_runs.state_file import read_state
 from epo_trl.methods import Methods, build_methods
 from epo_trl.trainers.ahead import RolloutAhead
@@ -35,7 +35,7 @@ from epo_trl.trainers.lag import LaggedPolicy
 from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
-from epo_trl.trainers.setup import RolloutRules
+from epo_trl.trainers.setup import RolloutRules, keeping_reference
 from epo_trl.watch.source import FOLDER as EPISODES
 
 # Files of a checkpoint, equal on all ranks.
@@ -65,9 +65,12 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     collected_at: int  # number of forward-backward passes before the collected batch
     update_seconds: float  # of the RL step in progress, without its rollout
     has_critic: bool
+    used_settings: dict[str, Any]  # of `args`, when the trainer was made or trained last
 
     def __init__(self, *, args: EPOConfig, **kwargs: Any) -> None:
-        super().__init__(args=args, **kwargs)
+        with keeping_reference(self, args):
+            super().__init__(args=args, **kwargs)
+        self.used_settings = config_settings(args)
         self.collected_at, self.update_seconds = 0, 0.0
         self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
         self._train_sampler: Any = None
@@ -286,7 +289,11 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         Schedules and histories restart, and the remainder of an interrupted batch is discarded. The optimizer keeps its
         moments, as in transformers; the reference model, PPO's critic and ArCHer's critics, with their replay buffer,
         stay as they are. A run resumed from a checkpoint continues with the state in that checkpoint.
+
+        Raises:
+            ValueError: If a field of `args` that the trainer has copied was changed since it was made.
         """
+        self.used_settings = check_unchanged(self, self.used_settings)
         if self._has_trained:
             self._restart()
         self._has_trained, self.best_step = True, None
