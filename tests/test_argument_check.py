@@ -135,6 +135,12 @@ def test_a_copy_of_a_configuration_is_complete_and_independent(tmp_path, kind, c
     assert (other.model_init_kwargs is args.model_init_kwargs) == (copied is copy)
 
 
+def test_a_trainer_predicts_nothing(tmp_path):
+    trainer = make_trainer(tmp_path)
+    with pytest.raises(ValueError, match=r"predict: expected evaluate\(\) .* or play\(\)"):
+        trainer.predict(trainer.train_dataset)
+
+
 @pytest.mark.parametrize("name", ["chat_template_path", "eos_token"])
 def test_what_trl_changes_after_the_demonstrations_are_encoded_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match=f"{name}: expected None, got 'x'"):

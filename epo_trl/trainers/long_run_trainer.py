@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -319,6 +319,10 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self.entropy_coef, self._last_world_entropy, self._entropy_window_stats = self.args.entropy_coef, math.inf, None
         self._current_train_step_time = 0.0
         self.player.engine.restart()
+
+    def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises `InputError`: TRL would return the loss of one training batch as a result."""
+        raise InputError("predict: expected evaluate() for the test lists or play() for episodes, got predict()")
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Runs one forward-backward pass; records its duration, and its loss for the report of a non-finite update."""
