@@ -2,15 +2,20 @@
 
 import hashlib
 import json
+import shutil
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from datasets import Dataset
-from run_kit import StopAt, assert_bit_equal, left, resumable, resumable_ppo, weights
-from trainer_kit import make_trainer, make_warm_start
+from run_kit import StopAt, assert_bit_equal, left, logged, lora, resumable, resumable_ppo, weights
+from trainer_kit import make_ppo, make_trainer, make_warm_start
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.long_runs.checkpoint_files import FINISHED
+from epo_trl.long_runs.run_settings import check_final_model
 
 TASKS = Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:4]})  # two steps are an epoch
 WATCHED = {"eval_on_start": True, "report_to": ["tensorboard"], "logging_first_step": True}
@@ -74,20 +79,43 @@ def test_a_run_ends_once_and_goes_on_when_more_steps_are_asked_for(tmp_path, mak
 
 
 @pytest.mark.slow
-def test_a_finished_run_without_checkpoints_is_left_alone_and_is_no_place_for_another(tmp_path):
-    changes = {"max_steps": 1, "save_strategy": "no"}
-    resumable(tmp_path, **changes).train_to_end()
+@pytest.mark.parametrize("make", [make_trainer, make_ppo])
+def test_a_finished_run_without_checkpoints_is_loaded_from_its_final_model_and_is_no_place_for_another(tmp_path, make):
+    changes = {"max_steps": 1, "save_strategy": "no", "logging_steps": 1}
+    straight = make(tmp_path, **changes)
+    start = weights(straight)
+    straight.train_to_end()
+    assert any(not torch.equal(start[name], now) for name, now in weights(straight).items())
     files = everything(tmp_path)
-    with pytest.warns(UserWarning, match="nothing is trained or written; no checkpoint has its weights"):
-        started_again(resumable, tmp_path, **changes)
+    with pytest.warns(UserWarning, match="is finished, at step 1: nothing is trained or written. To continue"):
+        again = started_again(make, tmp_path, **changes)
+    assert_bit_equal(weights(again), weights(straight))
+    assert again.state.global_step == 1 and logged(again, "loss") == logged(straight, "loss") != []
     with pytest.raises(ValueError, match=r"(?s)output_dir: the run in .* is finished; it was made .*max_steps: 1 in"):
-        started_again(resumable, tmp_path, **changes | {"max_steps": 2})
+        started_again(make, tmp_path, **changes | {"max_steps": 2})
     with pytest.raises(ValueError, match="resume_with_changes: expected a complete checkpoint .*got none"):
-        started_again(resumable, tmp_path, **changes | {"max_steps": 2, "resume_with_changes": True})
+        started_again(make, tmp_path, **changes | {"max_steps": 2, "resume_with_changes": True})
     assert everything(tmp_path) == files
     (tmp_path / FINISHED).write_text("{")
     with pytest.raises(ValueError, match=f"{FINISHED} is damaged"):
-        started_again(resumable, tmp_path, **changes)
+        started_again(make, tmp_path, **changes)
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_loaded_from_its_final_adapter_and_no_earlier_one(tmp_path):
+    changes = {"max_steps": 2, "save_steps": 1}
+    straight = resumable(tmp_path, peft_config=lora(), **changes)
+    straight.train_to_end()
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    again = started_again(partial(resumable, peft_config=lora()), tmp_path, **changes)
+    assert_bit_equal(weights(again), weights(straight))
+
+
+def test_a_finished_run_without_checkpoints_is_not_loaded_into_sharded_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    args = SimpleNamespace(fsdp="", output_dir=str(tmp_path), deepspeed_plugin=None)
+    with pytest.raises(ValueError, match=f"output_dir: expected a checkpoint of step 3 in {tmp_path}, .* got none"):
+        check_final_model(args, 3)
 
 
 @pytest.mark.slow

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import xxhash
 
@@ -177,6 +179,17 @@ def move_aside(folder: str | os.PathLike[str], step: int) -> None:
         aside.mkdir()
         for file in files:
             file.rename(aside / file.name)
+
+
+@contextmanager
+def linked(folder: str | os.PathLike[str], names: Iterable[str]) -> Iterator[str]:
+    """Yields a temporary folder with links to some files of a folder, by their relative paths."""
+    with TemporaryDirectory() as temporary:
+        for name in names:
+            link = Path(temporary, name)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(Path(folder, name).resolve())
+        yield temporary
 
 
 def put_in_place(source: Path, folder: Path) -> list[str]:

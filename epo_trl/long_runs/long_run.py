@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import is_peft_model
-from transformers import Trainer
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import TRAINER_STATE_NAME, Trainer
 
 from epo_trl.errors import InputError
 from epo_trl.long_runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigterm, adapt_state, log_in_output_dir
@@ -23,6 +22,7 @@ from epo_trl.long_runs.checkpoint_files import (
     FINISHED,
     find_corruption,
     last_checkpoint,
+    linked,
     put_in_place,
     rotate,
     set_aside,
@@ -33,13 +33,15 @@ from epo_trl.long_runs.disk_room import DiskRoom
 from epo_trl.long_runs.run_lock import on_main_process, run_lock
 from epo_trl.long_runs.run_settings import (
     check_deepspeed_runs,
+    check_final_model,
+    check_origin,
     configured_rates,
     differences,
-    finished,
     load_settings,
     model_digest,
     refusal,
     settings_of,
+    warn_finished,
     warn_rounded_updates,
 )
 from epo_trl.long_runs.state_file import read_state, write_state
@@ -52,10 +54,9 @@ SAVING = "_saving"  # in `output_dir`, while the final model is being written
 class LongRun(Trainer):
     """A mixin for TRL trainers: a run loses at most the work since the last checkpoint, and ends once.
 
-    List it before TRL's trainer among the bases. `train` is TRL's with checks; `train_to_end` is a complete run,
-    including the final model. The arguments are TRL's with `LongRunArguments`. Incomplete checkpoints are ignored, and
-    a full disk corrupts none. Subclasses override `_run_state`, `_load_run_state` and `_save_rank_state` to add state
-    to a checkpoint.
+    List it before TRL's trainer among the bases. `train` is TRL's with checks; `train_to_end` is a complete run, with
+    its final model. The arguments are TRL's with `LongRunArguments`. Incomplete checkpoints are ignored; a full disk
+    corrupts none. Subclasses override `_run_state`, `_load_run_state` and `_save_rank_state` to save more.
     """
 
     args: Any
@@ -131,8 +132,8 @@ class LongRun(Trainer):
             if lines and not self.args.resume_with_changes:
                 raise InputError(refusal(f"output_dir: the run in {self.args.output_dir} is finished; it", lines))
             if end is not None and not lines and self._is_of_asked_branch(end):
-                self._load_finished(int(end["step"]))
                 self._upload(end)
+                self._load_finished(end)
                 return
             checkpoint = self._start()
             if lines and not checkpoint:
@@ -142,12 +143,12 @@ class LongRun(Trainer):
                 )
             self.train(resume_from_checkpoint=checkpoint)
             if end is not None and self._nothing_left:  # the changes or the checkpoint leave nothing to train
-                self._warn_finished(self.state.global_step)
+                warn_finished(self.args, self.state.global_step)
                 self._upload(end)
             elif not self.preempted:
                 self._save_final(Path(self.args.output_dir))
                 end = {"step": self.state.global_step, "settings": self._settings, "files": self._saved_files}
-                end["branched_from"] = self._branched_from
+                end |= {"branched_from": self._branched_from, "log_history": self.state.log_history}
                 on_main_process(self.args, lambda: write_state(self._end_file, end))
                 self._upload(end)
 
@@ -180,26 +181,25 @@ class LongRun(Trainer):
             end = read_state(self._end_file, "step", "settings", "files")
         except ValueError as error:
             raise InputError(
-                f"output_dir: {error}; delete that file to resume from the newest checkpoint and save the final model "
-                "again, or use another output_dir"
+                f"output_dir: {error}; delete that file to resume from the newest checkpoint, or use another output_dir"
             ) from error
         is_complete = all(os.path.exists(os.path.join(self.args.output_dir, str(name))) for name in end["files"])
         return end if is_complete else None
 
-    def _load_finished(self, step: int) -> None:
-        newest = self.newest_checkpoint()
-        loaded = newest is not None and step_of(newest) == step
-        self._warn_finished(step, "" if loaded else "; no checkpoint has its weights, so this trainer keeps its own")
-        if loaded:
-            self._end_step = step  # a callback may have ended the run before max_steps
-            try:
-                self.train(resume_from_checkpoint=newest)
-            finally:
-                self._end_step = None
-
-    def _warn_finished(self, step: int, without: str = "") -> None:
-        if self.args.process_index == 0:
-            warnings.warn(finished(self.args.output_dir, step, without), stacklevel=4)
+    def _load_finished(self, end: dict[str, Any]) -> None:
+        """Loads the last checkpoint of a finished run, or else the final model with its step and log."""
+        newest, step = self.newest_checkpoint(), int(end["step"])
+        warn_finished(self.args, step)
+        if newest is None or step_of(newest) != step:
+            check_final_model(self.args, step)
+            self._load_from_checkpoint(self.args.output_dir)
+            self.state.global_step, self.state.log_history = step, end.get("log_history", [])
+            return
+        self._end_step = step  # a callback may have ended the run before max_steps
+        try:
+            self.train(resume_from_checkpoint=newest)
+        finally:
+            self._end_step = None
 
     # --- Training -----------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class LongRun(Trainer):
         own, checkpoint = self.args.output_dir, self.newest_checkpoint() if asked is True else str(asked)
         if checkpoint is None or not os.path.isdir(checkpoint):
             raise InputError(f"resume_from_checkpoint: expected a checkpoint in {own}, got {checkpoint or 'none'}")
-        self._check_origin(checkpoint)
+        check_origin(self.args, checkpoint)
         self._check_contents(checkpoint)
         is_newest = checkpoint == self._verified
         saved = read_state(os.path.join(checkpoint, STATE_FILE))
@@ -254,15 +254,6 @@ class LongRun(Trainer):
 
     def _set_results_aside(self, step: int, checkpoint: str | None) -> None:
         """Moves other results of steps after a checkpoint, or of an earlier run if it is `None`."""
-
-    def _check_origin(self, checkpoint: str) -> None:
-        own = os.path.realpath(self.args.output_dir)
-        if os.path.commonpath([own, os.path.realpath(checkpoint)]) != own and not self.args.trust_checkpoint:
-            raise InputError(
-                f"resume_from_checkpoint: expected a folder in output_dir ({self.args.output_dir}), got {checkpoint}: "
-                "a checkpoint from another source can run code when it is loaded. Set trust_checkpoint to true if you "
-                "trust its source"
-            )
 
     def _check_contents(self, checkpoint: str) -> None:
         if checkpoint != self._verified:
@@ -356,6 +347,13 @@ class LongRun(Trainer):
         """Ends training; keeps the last checkpoint, which transformers deletes beside the best with a limit of 1."""
         with self._without_rotation():
             return super()._finalize_training(*args, **kwargs)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Loads the weights of a checkpoint, or the final model from `output_dir` without adapters of checkpoints."""
+        if resume_from_checkpoint != self.args.output_dir:
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        with linked(resume_from_checkpoint, read_state(self._end_file)["files"]) as folder:
+            super()._load_from_checkpoint(folder, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -329,12 +330,34 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
     return lines
 
 
-def finished(folder: str, step: int, without: str = "") -> str:
-    """Returns the warning of a run that has nothing to train."""
-    return (
-        f"{folder} is finished, at step {step}: nothing is trained or written{without}. To continue training, raise "
-        "max_steps and set resume_with_changes; to start over, use another output_dir"
-    )
+def warn_finished(args: Any, step: int) -> None:
+    """Warns that a run has nothing to train."""
+    if args.process_index == 0:
+        warnings.warn(
+            f"{args.output_dir} is finished, at step {step}: nothing is trained or written. To continue training, "
+            "raise max_steps and set resume_with_changes; to start over, use another output_dir",
+            stacklevel=5,
+        )
+
+
+def check_origin(args: Any, checkpoint: str) -> None:
+    """Raises `InputError` for a checkpoint outside `output_dir` whose source is not trusted."""
+    own = os.path.realpath(args.output_dir)
+    if os.path.commonpath([own, os.path.realpath(checkpoint)]) != own and not args.trust_checkpoint:
+        raise InputError(
+            f"resume_from_checkpoint: expected a folder in output_dir ({args.output_dir}), got {checkpoint}: a "
+            "checkpoint from another source can run code when it is loaded. Set trust_checkpoint to true if you trust "
+            "its source"
+        )
+
+
+def check_final_model(args: Any, step: int) -> None:
+    """Raises `InputError` if a finished run has only its final model, but no rank has whole weights to load it into."""
+    if shards_weights(args):
+        raise InputError(
+            f"output_dir: expected a checkpoint of step {step} in {args.output_dir}, where a run is finished, got "
+            "none; ZeRO-3 and FSDP cannot load its final model instead. Start from that model in another output_dir"
+        )
 
 
 def refusal(run: str, lines: list[str]) -> str:
