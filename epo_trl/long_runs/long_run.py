@@ -148,7 +148,9 @@ class LongRun(Trainer):
             elif not self.preempted:
                 self._save_final(Path(self.args.output_dir))
                 end = {"step": self.state.global_step, "settings": self._settings, "files": self._saved_files}
-                end |= {"branched_from": self._branched_from, "log_history": self.state.log_history}
+                end["branched_from"] = self._branched_from
+                if self.args.save_strategy == "no":  # else the last checkpoint has it
+                    end["log_history"] = self.state.log_history
                 on_main_process(self.args, lambda: write_state(self._end_file, end))
                 self._upload(end)
 
