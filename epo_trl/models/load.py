@@ -30,7 +30,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import checkpoints
 from epo_trl.long_runs.run_settings import uses_zero3
-from epo_trl.models.adapters import Adapter, drop_base, keep_base, save_whole, whole_weights
+from epo_trl.models.adapters import BASE, Adapter, drop_base, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.generate import end_ids
 from epo_trl.models.init_kwargs import InitKwargs
@@ -150,13 +150,16 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
 
     Args:
         name: Folder or Hub id of the adapter.
-        out: Output folder that does not exist or is empty; not the current folder, which it could not replace.
+        out: Output folder that does not exist or is empty; not the current folder, which it could not replace, and
+            none named "base".
         dtype: Data type of the weights, such as "bfloat16"; "auto" uses the base model's.
         trust_remote_code: Whether custom code from the Hub may run.
     """
     folder = Path(out).resolve()
     if folder == Path.cwd():
         raise InputError(f"out: expected a new folder, got {out}, the current folder; name another")
+    if folder.name == BASE:
+        raise InputError(f"out: expected another name than {BASE}, where a run keeps its own base model, got {out}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"out: got {folder}, which is there already; expected a new folder")
     model_args = ModelConfig(name)
