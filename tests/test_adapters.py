@@ -218,6 +218,8 @@ def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, monkeypatch, capsy
     for here in (".", "../empty", ""):
         assert main(["merge", "no_such_adapter", "--out", here]) == 1  # refused before anything is loaded
         assert "the current folder; name another" in capsys.readouterr().err
+    assert main(["merge", "no_such_adapter", "--out", "run/base"]) == 1
+    assert "out: expected another name than base, " in capsys.readouterr().err
     assert main(["merge", str(out), "--out", str(tmp_path / "again")]) == 1
     assert "there is no adapter_config.json" in capsys.readouterr().err
 
@@ -410,6 +412,17 @@ def test_only_a_checkpoint_finds_its_base_beside_it(adapter, tmp_path):
         shutil.copy(adapter.folder / "adapter_config.json", tmp_path / name)
         found = adapters.Adapter.find(str(tmp_path / name))
         assert found.base == str((adapter.folder if name == "run" else tmp_path) / "base")
+
+
+def test_a_checkpoint_behind_a_link_or_a_dot_finds_its_base_beside_it(adapter, tmp_path, monkeypatch):
+    shutil.copytree(adapter.folder / "base", tmp_path / "base")
+    (checkpoint := tmp_path / "checkpoint-2").mkdir()
+    shutil.copy(adapter.folder / "adapter_config.json", checkpoint)
+    (tmp_path / "links").mkdir()
+    (link := tmp_path / "links" / "best").symlink_to(checkpoint)
+    assert adapters.Adapter.find(str(link)).base == str(tmp_path / "base")
+    monkeypatch.chdir(checkpoint)
+    assert adapters.Adapter.find(".").base == str(tmp_path / "base")
 
 
 def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):

@@ -181,7 +181,8 @@ def _find_base(name: str, recorded: str | None) -> str:
     """
     folder = Path(name)
     if recorded is None or Path(recorded).name == BASE:
-        beside_run = [folder.parent / BASE] if _CHECKPOINT.fullmatch(folder.name) else []
+        # Where the folder is a link or ".", only the resolved path says which run it is of.
+        beside_run = [at.parent / BASE for at in (folder, folder.resolve()) if _CHECKPOINT.fullmatch(at.name)]
         for beside in (folder / BASE, *beside_run):
             if (beside / "config.json").is_file():
                 return str(beside)
