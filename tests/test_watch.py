@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -247,6 +248,15 @@ def test_the_list_begins_with_the_worst_and_shows_how_they_ended():
     ]  # fmt: skip
     assert "0.75" in lines[3] and "RL step 7" in lines[4]
     assert lines[-1] == "20 more. Use --episode K to show one."
+
+
+def test_a_narrow_terminal_shows_every_character_of_the_list():
+    cut_off = [sample(stop=StopReason.TURN_LIMIT, rewards=(-11.0,) * 30, rl_step=100)] * 12
+    wide, *narrow = (
+        Counter("".join(printed(print_list, cut_off, width=width, force_terminal=True).replace("─", "").split()))
+        for width in (150, 80, 60, 40)
+    )
+    assert narrow == [wide] * 3
 
 
 def test_an_episode_shows_every_turn_and_colours_tokens_by_their_entropy():

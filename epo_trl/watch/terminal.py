@@ -23,9 +23,9 @@ LEVELS = ("", "black on color(230)", "black on color(222)", "black on color(214)
 
 def print_list(samples: Sequence[Sample], console: Console | None = None) -> None:
     """Prints the first `SHOWN` episodes as a table."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("K", "outcome", "reward", "turns", "invalid", "entropy", "from", "task"):
-        table.add_column(heading, no_wrap=heading != "task", overflow="fold")
+        table.add_column(heading, overflow="fold")
     for number, sample in enumerate(samples[:SHOWN], start=1):
         episode = sample.episode
         means = [mean for text in sample.texts if (mean := text.mean_entropy()) is not None]
