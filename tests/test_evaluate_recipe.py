@@ -26,7 +26,7 @@ from epo_trl.envs.adapters.tools import ToolsArguments
 from epo_trl.envs.registry import build_suite
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.envs.trap import TrapSuite
-from epo_trl.errors import InputError
+from epo_trl.errors import FileError, InputError
 from epo_trl.evaluation import get_protocol
 from epo_trl.evaluation.partial_results import PartialResults
 from epo_trl.long_runs.guards import TooManyAborted
@@ -449,6 +449,17 @@ def test_settings_of_the_chat_template_that_are_no_mapping_are_refused():
         for wrong in ("thinking", "[1]"):
             with pytest.raises(ValueError, match="chat_template_kwargs: expected 'name: value' pairs.*got .*"):
                 kind(chat_template_kwargs=wrong)
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_played(play, tmp_path, monkeypatch):
+    calls = []
+    (tmp_path / "runs").symlink_to(tmp_path / "gone")
+    with pytest.raises(FileError, match="output: expected a folder that can be created, got .*r.json.parts"):
+        play(tmp_path / "runs" / "r.json", on_call=lambda: calls.append(1))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # a test that runs as root cannot take its own rights away
+    with pytest.raises(FileError, match="output: expected a writable folder, got .*r.json.parts; use another file"):
+        play(tmp_path / "r.json", on_call=lambda: calls.append(1))
+    assert not calls
 
 
 @pytest.mark.parametrize("unfinished", [False, True], ids=["finished", "killed"])

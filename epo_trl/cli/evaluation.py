@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -20,6 +21,7 @@ from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.evaluation_arguments import EvaluationArguments, load_protocol, load_task_lists
 from epo_trl.cli.options import parse_options
 from epo_trl.envs import TaskSuite
+from epo_trl.errors import FileError
 from epo_trl.evaluation import EvalReport, Protocol, format_table
 from epo_trl.evaluation.paired import check_games, compare, read_reports
 from epo_trl.evaluation.partial_results import PartialResults
@@ -27,6 +29,7 @@ from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_cont
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.guards import SHOWN, TooManyAborted
+from epo_trl.long_runs.run_lock import make_folder
 from epo_trl.long_runs.run_settings import content_digest
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
@@ -215,11 +218,20 @@ def _aborted(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def open_storage(output: str, settings: dict[str, Any]) -> PartialResults:
-    """Opens the storage of the episodes. No process writes to it before all have checked it. Collective."""
+    """Opens the storage of the episodes. No process writes to it before all have checked it. Collective.
+
+    Raises:
+        FileError: If it cannot be written.
+        InputError: If it is of another evaluation.
+    """
     partial, state = PartialResults(output, settings), PartialState()
     state.wait_for_everyone()
-    if partial.finished() is None and state.is_main_process:
-        evaluation_file(partial.output).unlink(missing_ok=True)  # of another evaluation
+    if partial.finished() is None:
+        make_folder(partial.folder, "output")
+        if not os.access(partial.folder, os.W_OK):
+            raise FileError(f"output: expected a writable folder, got {partial.folder}; use another file")
+        if state.is_main_process:
+            evaluation_file(partial.output).unlink(missing_ok=True)  # of another evaluation
     return partial
 
 
