@@ -96,6 +96,20 @@ def test_results_are_those_up_to_the_model_s_own_step_and_a_damaged_report_is_le
         assert re.findall(r"^\| (\d+) \| iid", write_text(trainer, tmp_path), re.MULTILINE) == ["0"]
 
 
+def test_tags_are_kept_and_a_card_that_cannot_be_read_has_none(tmp_path):
+    trainer = make_trainer(tmp_path)
+
+    def tags(card):
+        (tmp_path / CARD).write_bytes(card)
+        write_card(trainer, tmp_path)
+        return card_of(tmp_path)[0]["tags"]
+
+    own = tags(b"")
+    assert "trl" in own and tags(b"---\ntags: [1, mine]\n---\n") == sorted(["1", "mine", *own])
+    for head in (b"a: [", b"- x", b"tags: {a: 1}", b"tags:", b"tags: caf\xe9"):
+        assert tags(b"---\n" + head + b"\n---\n") == own
+
+
 def write_text(trainer, folder):
     write_card(trainer, folder)
     return card_of(folder)[1]

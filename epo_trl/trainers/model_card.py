@@ -11,8 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import yaml
 from accelerate.utils import is_peft_model
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData, metadata_load
 
 from epo_trl import __version__
 from epo_trl.bounds import copy_options
@@ -106,9 +107,6 @@ class OwnModelCard:
 
 def write_card(trainer: Any, folder: Path) -> None:
     """Writes the card of the trainer's current model, keeping the tags of the run's existing card."""
-    tags, known = set(trainer._tag_names), Path(trainer.args.output_dir) / CARD
-    if known.is_file():
-        tags |= set(ModelCard.load(str(known), ignore_metadata_errors=True).data.tags or ())
     base = trainer.model.config.name_or_path or ""
     name = (trainer.args.hub_model_id or str(Path(trainer.args.output_dir).resolve())).split("/")[-1]
     data = ModelCardData(
@@ -116,9 +114,18 @@ def write_card(trainer: Any, folder: Path) -> None:
         base_model=base if _is_hub_id(base) else None,
         library_name="peft" if is_peft_model(trainer.model) else "transformers",
         pipeline_tag="text-generation",
-        tags=sorted(tags),
+        tags=sorted({*trainer._tag_names, *_tags(Path(trainer.args.output_dir) / CARD)}),
     )
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(trainer, name, base)}").save(folder / CARD)
+
+
+def _tags(card: Path) -> list[str]:
+    """Returns the tags of a card, if there is one that can be read."""
+    try:
+        tags = (metadata_load(card) or {}).get("tags")
+    except (OSError, ValueError, yaml.YAMLError):
+        return []  # a damaged card must not prevent saving the checkpoint
+    return [str(tag) for tag in tags] if isinstance(tags, list) else []
 
 
 def _text(trainer: Any, name: str, base: str) -> str:
