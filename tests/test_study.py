@@ -92,10 +92,10 @@ def test_the_results_alone_give_the_same_report(study, tmp_path):
 
 
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(study, capsys):
-    broken = {**ARMS, "broken": {"fails": "no luck"}}
+    broken = {**ARMS, "broken": {"fails": "no\x1b luck"}}
     assert study(arms=broken) == 1
     err = capsys.readouterr().err
-    assert "failed: broken-seed1: exit code 1: no luck, see runs/mine/broken-seed1/log.txt" in err
+    assert "failed: broken-seed1: exit code 1: no\\x1b luck, see runs/mine/broken-seed1/log.txt" in err
     assert starts() == {**ALL, "broken-seed1": 1, "broken-seed2": 1}
     report = Path("results/mine/report.md").read_text()
     assert "- broken: seeds 1 2\n" in report and "| good | 2 | 91.5" in report

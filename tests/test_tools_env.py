@@ -345,7 +345,7 @@ class Failing(Scored):
 
     def stumble(self) -> str:
         """Has a bug, or the agent's argument was out of range."""
-        raise IndexError("list index out of range")
+        raise IndexError("list index\x1b out of range")
 
     def lose(self) -> str:
         """Has lost its server."""
@@ -372,8 +372,8 @@ class Failing(Scored):
 def test_an_exception_of_a_tool_is_its_answer_and_a_lost_connection_is_an_error():
     env, *_ = started(ToolSuite(Failing))
     assert env.step(tool_call("refuse"))[4]["refusal"] == "Game over."
-    with pytest.warns(UserWarning, match="the tool 'stumble' raised IndexError.*raises ValueError"):
-        assert env.step(tool_call("stumble"))[0] == "Error: list index out of range"
+    with pytest.warns(UserWarning, match=r"'stumble' raised IndexError: list index\\x1b out.*raises ValueError"):
+        assert env.step(tool_call("stumble"))[0] == "Error: list index\x1b out of range"
     with pytest.raises(ConnectionError):
         env.step(tool_call("lose"))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.cli.base import at_least, fail, make_parser, say
+from epo_trl.errors import one_line
 
 
 def main(argv: Sequence[str]) -> int:
@@ -45,7 +46,7 @@ def _study(args: Any) -> int:
     jobs = args.jobs or max(1, _cores() // args.threads)
     failed = {} if args.report_only else Runner(places, jobs, args.threads).run_missing(chosen)
     for name, why in failed.items():
-        sys.stderr.write(f"failed: {name}: {why}\n")
+        sys.stderr.write(f"failed: {name}: {one_line(why)}\n")
     records = [record for run in runs if (record := known_record(run, places)) is not None]
     for file in write_report(shown, records, places.results):
         say(f"wrote {file}")

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, SupportsFloat
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.errors import one_line
 
 MAX_ERROR_CHARS = 2000
 
@@ -109,7 +110,7 @@ def close_all(envs: list[TextEnv]) -> None:
         except BaseException as error:
             if not ends_episode_alone(error):
                 raise
-            warnings.warn(f"an environment's close() failed: {error_text(error)}", stacklevel=2)
+            warnings.warn(f"an environment's close() failed: {one_line(error_text(error))}", stacklevel=2)
 
 
 def _wrong(field: str, wanted: str, value: object) -> EnvError:

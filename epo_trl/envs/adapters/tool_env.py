@@ -14,6 +14,7 @@ from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.tool import Refusal, Tool, read_call
 from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.envs.border import does_not_fit
+from epo_trl.errors import one_line
 
 if TYPE_CHECKING:
     from epo_trl.envs.adapters.tools import ToolSuite
@@ -121,8 +122,8 @@ class ToolEnv(TextEnv):
         except Exception as error:
             if not isinstance(error, ValueError):
                 warnings.warn(
-                    f"the tool {name!r} raised {type(error).__name__}: {error}. The agent sees this, as with TRL; a "
-                    "tool that rejects a call on purpose raises ValueError",
+                    f"the tool {name!r} raised {type(error).__name__}: {one_line(error)}. The agent sees this, as with "
+                    "TRL; a tool that rejects a call on purpose raises ValueError",
                     stacklevel=2,
                 )
             raise Refusal(str(error).strip() or type(error).__name__) from error
