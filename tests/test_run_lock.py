@@ -138,6 +138,23 @@ def test_a_folder_that_cannot_be_written_is_named_in_one_line(tmp_path, monkeypa
     assert f"got {tmp_path} (Read-only file" in line
 
 
+def test_a_lock_that_was_not_written_is_not_held(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def on_a_full_disk(*args, **given):
+        file = open(*args, **given)
+        file.write = full
+        return file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_lock_module, "open", on_a_full_disk, raising=False)
+        with pytest.raises(OSError, match="No space"):
+            take(tmp_path)
+    with run_lock(args_of(tmp_path)):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+
+
 def test_a_folder_in_place_of_the_lock_is_named_in_one_line(tmp_path, error_of):
     (tmp_path / LOCK).mkdir()
     said = f"output_dir: expected {tmp_path / LOCK} to be a file or absent, got a folder; delete it"

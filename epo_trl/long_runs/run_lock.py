@@ -62,12 +62,13 @@ def folder_lock(folder: Path, field: str) -> Iterator[str]:
                 f"its machine is gone), delete {folder / LOCK} and start again"
             )
         since = datetime.now().astimezone().isoformat(timespec="seconds")
-        _held[key] = json.dumps({"host": me, "pid": os.getpid(), "since": since})
+        record = json.dumps({"host": me, "pid": os.getpid(), "since": since})
         file.truncate(0)
-        file.write(_held[key])
+        file.write(record)
         file.flush()
+        _held[key] = record
         try:
-            yield _held[key]
+            yield record
         finally:
             del _held[key]
             (folder / LOCK).unlink(missing_ok=True)
