@@ -75,7 +75,7 @@ def read_yaml(path: Path, option: str) -> dict[str, Any]:
     """
     try:
         content = from_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = " ".join(str(error).split())
         raise InputError(f"{option}: expected a readable YAML file, got {path}: {why}") from error
     if not isinstance(content, dict):

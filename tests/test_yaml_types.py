@@ -151,6 +151,13 @@ def test_a_number_is_decimal_without_a_prefix(written, read, tmp_path):
         assert read_yaml(file, "--config") == {"a": read}
 
 
+@pytest.mark.parametrize("text", ["a: 0x_", "a: !!int x", "a: !!timestamp 2026-02-31", f"a: {'[' * 5000}"])
+def test_what_yaml_cannot_read_is_refused(text, tmp_path):
+    (file := tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(InputError, match="--config: expected a readable YAML file, got .*x.yaml: "):
+        read_yaml(file, "--config")
+
+
 def test_zeros_before_an_integer_and_times_are_left_to_the_parser():
     line = CommandLine([], None, {"max_steps": "010", "run_name": "1:30"}, "alfworld", "grpo")
     read = read_settings(line, EPOConfig, ModelConfig, AlgorithmArguments)
