@@ -242,6 +242,14 @@ def test_the_command_refuses_an_option_that_no_config_has(options, message, comm
     assert code == 1 and re.search(message, error)
 
 
+def test_a_config_of_another_command_is_not_of_a_run(command):
+    error = command("memory", "--config", "trap/sft_tiny_cpu")[2]
+    assert error.endswith(
+        "episodes: expected an option of epo-trl memory, got one of epo-trl sft in trap/sft_tiny_cpu; use a config of "
+        "epo-trl train\n"
+    )
+
+
 def test_the_command_reads_a_shipped_config(command):
     """1 x 50 turns x (2048 + 512) tokens, and 35 % of 80 GB for vLLM."""
     words = ["memory", "--config", "alfworld/qwen2.5-3b_8gpu", "--gpus", "8"]

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def _estimate_config(args: argparse.Namespace, options: Sequence[str]) -> None:
     from epo_trl.memory.sizes import format_memory, memory_per_gpu
 
     critic = [f"--critic={args.critic}"] if args.critic else []
-    line = read_command_line(["--config", args.config, *options, *critic])
+    line = replace(read_command_line(["--config", args.config, *options, *critic]), program="epo-trl memory")
     if critic and line.algorithm != "ppo":
         raise InputError(f"--critic: expected a config of algorithm 'ppo', got {line.algorithm!r}; add --algorithm ppo")
     settings = read_settings(line, AlgorithmArguments, StartArguments, ALGORITHMS[line.algorithm][0], ModelConfig)

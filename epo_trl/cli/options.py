@@ -32,7 +32,12 @@ from epo_trl.trainers.config import settle_defaults
 WIDTH = 120  # columns of a line in the short help
 _THEIRS = {"trl": 1, "transformers": 2}  # packages whose options come last in the help
 _MAY_BE_FILES = {"deepspeed", "fsdp_config", "accelerator_config"}  # options that are `name: value` pairs or their file
-_COMMANDS = {"algorithm": "train", "episodes": "sft", "parallel": "evaluate"}  # options that mark a command's configs
+# Options that mark a command's configs, and the other programs that read those of `epo-trl train`.
+_COMMANDS = {
+    "algorithm": "train", "episodes": "sft", "mistake_rate": "sft", "thoughts": "sft", "keep_lost": "sft",
+    "parallel": "evaluate", "splits": "evaluate", "output": "evaluate", "compare_to": "evaluate",
+}  # fmt: skip
+_READ_TRAINING = ("epo-trl memory", "epo-trl audit-credit")
 _GENERAL = "general"  # options of no class; the short help shows them first, without a heading
 
 
@@ -148,15 +153,16 @@ class RecipeParser(HfArgumentParser):
         trained = [key for key in unknown if key in {entry.name for entry in fields(TrainingArguments)}]
         if trained and not any(issubclass(kind, TrainingArguments) for kind in self.dataclass_types):
             raise InputError(
-                f"--config: expected the config of an evaluation, such as {_evaluation_config(config)}, got "
+                f"--config: expected the config of an evaluation{_evaluation_config(config)}, got "
                 f"{config_name(config)}, the config of a training run ({trained[0]}: {values[trained[0]]})"
             )
         for key in unknown:
             if other := _COMMANDS.get(key):
                 name = config_name(config)
+                reads_training = self.prog in _READ_TRAINING
+                advice = "a config of epo-trl train" if reads_training else f"epo-trl {other} --config {name}"
                 raise InputError(
-                    f"{key}: expected an option of {self.prog}, got one of epo-trl {other} in {name}; use epo-trl "
-                    f"{other} --config {name}"
+                    f"{key}: expected an option of {self.prog}, got one of epo-trl {other} in {name}; use {advice}"
                 )
         if unknown:
             raise InputError(f"{unknown[0]}: unknown in {config_name(config)}{did_you_mean(unknown[0], known)}")
@@ -311,12 +317,12 @@ def _check_device(given: argparse.Namespace, config: Path | None) -> None:
 
 
 def _evaluation_config(config: Path) -> str:
-    """Returns the evaluation config for a training config, else another in its folder, or a built-in one."""
+    """Names the evaluation config for a training config, else another in its folder; `""` if there is none."""
     own = f"eval_{config.name.removeprefix('sft_').removeprefix('ppo_')}"
     beside = sorted(
         config.parent.glob("eval_*.yaml"), key=lambda path: (path.name != own, "cpu" not in path.name, path)
     )
-    return config_name(beside[0]) if beside else "alfworld/eval_tiny_cpu"
+    return f", such as {config_name(beside[0])}" if beside else ""
 
 
 def _prefix(config: Path) -> str:
