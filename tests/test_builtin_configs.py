@@ -109,6 +109,23 @@ def test_a_config_of_another_command_is_named_as_one(name, config, option, other
 
 
 @pytest.mark.parametrize(
+    ("name", "option", "other"),
+    [("train", "mistake_rate: 0.1", "sft"), ("sft", "splits: [iid]", "evaluate"), ("evaluate", "episodes: 4", "sft")],
+)
+def test_one_option_marks_the_command_of_a_config(name, option, other, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(f"environment: trap\nmodel_name_or_path: tiny\n{option}\n")
+    words = ["--algorithm", "grpo"] if name == "train" else []
+    err = command(name, "--config", "mine.yaml", *words)[2]
+    assert err.endswith(f"got one of epo-trl {other} in mine.yaml; use epo-trl {other} --config mine.yaml\n")
+
+
+def test_a_config_of_training_without_one_of_an_evaluation_beside_it(command):
+    err = command("evaluate", "--config", "trap/tiny_cpu")[2]
+    assert "--config: expected the config of an evaluation, got trap/tiny_cpu, the config of a training run" in err
+
+
+@pytest.mark.parametrize(
     ("name", "configs", "wrong"),
     [
         ("train", TYPICAL, ""),
@@ -192,6 +209,14 @@ def test_with_one_process_the_command_becomes_the_run(monkeypatch, handlers):
     assert words == [file, "-m", "epo_trl.cli", "train", "--config", "trap/tiny_cpu"] and file == sys.executable
     assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert handlers[-1] == (signal.SIGINT, signal.SIG_DFL)
+
+
+def test_several_processes_that_accelerate_would_not_start_are_an_error(monkeypatch, handlers, command):
+    monkeypatch.setattr(accelerate_launch, "simple_launcher", None)  # set, so that it is set back
+    monkeypatch.setattr(program.os, "execvpe", lambda *call: pytest.fail("a run of one process was started"))
+    for words in (["--num_processes", "4"], ["--num_machines", "4"]):
+        code, _, err = command("train", "--accelerate_config", "cpu", *words, "--config", "trap/tiny_cpu")
+        assert code == 1 and f"{words[0]}: expected 1, got 4: " in err
 
 
 def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(command):

@@ -214,7 +214,7 @@ def test_a_second_ctrl_c_ends_the_command_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_under_accelerate_save_one_checkpoint(tmp_path):
-    process, log = imitate(tmp_path, "--accelerate_config", "cpu", "--num_processes", "2")
+    process, log = imitate(tmp_path, "--accelerate_config", "multi_gpu", "--num_processes", "2")
     wait_for(process, log, "'loss'")
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(120) != 0

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -174,8 +174,7 @@ def _launch(launch: Sequence[str], name: str, argv: Sequence[str]) -> int:
     """
     if argv and argv[0] != CHECK:
         read_command_line(argv)  # one error message, not one per process
-    # Only the training processes handle Ctrl-C: the launchers wait until they have saved a checkpoint.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, _pass_on)
     os.environ.setdefault(TORCHRUN_SIGNALS, "SIGTERM,SIGHUP,SIGQUIT")
     from accelerate.commands import launch as accelerate_launch
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -188,8 +187,30 @@ def _launch(launch: Sequence[str], name: str, argv: Sequence[str]) -> int:
     return 0
 
 
+def _pass_on(number: int, _: Any) -> None:
+    """Passes Ctrl-C on to the training processes, and the launcher waits until they have saved a checkpoint.
+
+    torchrun starts each in its own session, which the terminal does not reach.
+    """
+    import psutil  # a dependency of accelerate
+
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
 def _become_only_process(args: argparse.Namespace) -> NoReturn:
-    """Replaces this process by the only process of a run: signals reach the run, and its exit code is the command's."""
+    """Replaces this process by the only process of a run: signals reach the run, and its exit code is the command's.
+
+    Raises:
+        InputError: If several are wanted, which accelerate starts with MPI or for several GPUs, and else ignores.
+    """
+    for option in ("num_processes", "num_machines"):
+        if args.mpirun_hostfile is None and (getattr(args, option) or 1) > 1:
+            raise InputError(
+                f"--{option}: expected 1, got {getattr(args, option)}: accelerate starts one process, since its config "
+                "says so or there is no second GPU; use --accelerate_config multi_gpu or zero3 for several"
+            )
     from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
     command, environment = prepare_simple_launcher_cmd_env(args)
