@@ -63,7 +63,7 @@ LESS_MEMORY = (
 )
 STOPPING = "stopping: the run saves a checkpoint after this step; press Ctrl-C again to end it at once"
 INTERRUPTED = "interrupted; the same command resumes from what was saved"
-# torchrun forwards a signal that the terminal has already sent to all processes.
+# Ctrl-C comes twice where the ranks are in torchrun's session: from the terminal and from torchrun.
 SECONDS_TO_FORWARD = 1.0
 
 Main = Callable[[CommandLine], object]
