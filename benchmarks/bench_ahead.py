@@ -69,7 +69,7 @@ def make(ahead: int, given: dict[str, Any]) -> Work:
     trainer.vllm_generation = server
     trainer.player.engine = engine = VllmServerEngine(trainer)
     engine._client = SimpleNamespace(base_url=server.base_url, generate=server.generate)
-    args.rollout_ahead = ahead
+    args.rollout_ahead = trainer.used_settings["rollout_ahead"] = ahead
     trainer.ahead = make_rollout_ahead(trainer) if ahead else None
 
     def work() -> list[dict[str, float]]:

@@ -57,7 +57,7 @@ def order(folder, what, times=1, task_id="train/1"):
 # --- The suite in front of another ---------------------------------------------------------------------------------
 
 PUBLIC = {name for name in {*vars(TaskSuite), *TaskSuite.__annotations__} if not name.startswith("_")}
-OF_THE_POOL = {"make_env", "faults"}
+OF_THE_POOL = {"make_env", "faults", "settings"}
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC - OF_THE_POOL))

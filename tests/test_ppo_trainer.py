@@ -876,6 +876,7 @@ def test_a_trainer_whose_critic_a_later_one_has_removed_refuses_to_go_on(tmp_pat
     model = make_model()
     first = make_ppo(tmp_path / "first", model=model)
     make_later(tmp_path / "later", model=model)
-    for go_on in (first.train, first.save_model, first._load_best_model):
+    first.state.best_model_checkpoint = str(tmp_path)
+    for go_on in (first._load_best_model, first.train, first.save_model):
         with pytest.raises(ValueError, match="model: expected .* got one from which a later trainer has removed the"):
             go_on()
