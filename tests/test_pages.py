@@ -171,7 +171,7 @@ def test_the_picture_of_an_rl_step_can_be_read_on_light_and_on_dark():
 def test_the_table_of_the_plain_games_is_that_of_the_reports():
     """Mean, deviation and values of three seeds, from the numbers of wins."""
     written = page("results.md")
-    for kind in ("sft", "rl", "rl120"):
+    for kind in ("sft", "rl", "defect-sft", "defect-rl", "defect-rl120"):
         for split in ("iid", "ood"):
             rates = []
             for seed in (0, 1, 2):
