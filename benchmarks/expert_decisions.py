@@ -43,7 +43,7 @@ def count(suite: TaskSuite, shown: DemonstrationArguments, name: str, split: str
     model, tokenizer = load_policy(ModelConfig(name), suite, shown.template_for(suite))
     context = shown.build_context(suite, tokenizer, shown.few_shot_of(suite), shown.context, shown.history_length)
     ids = list(suite.task_ids(split))
-    tasks = [(ids[number * len(ids) // episodes % len(ids)], number) for number in range(episodes)]
+    tasks = [(ids[number * len(ids) // episodes], number) for number in range(episodes)]
     found: Counter[str] = Counter()
     opening = tokenizer.convert_tokens_to_ids(OPENING)
     with torch.inference_mode():
