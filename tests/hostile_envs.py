@@ -98,9 +98,12 @@ HOSTILE_STEPS = {
     "no reward": ({"reward": None}, "reward: expected a number, got the NoneType"),
     "NaN reward": ({"reward": float("nan")}, "reward: "),
     "reward of two": ({"reward": np.zeros(2)}, ""),
-    "done is an array": ({"terminated": np.array([True, False])}, "ValueError"),
-    "done without truth": ({"terminated": NoBool()}, "ValueError: no truth"),
-    "won without truth": ({"info": {"won": NoBool()}}, "ValueError: no truth"),
+    "done is an array": ({"terminated": np.array([True, False])}, "terminated: expected a bool, got the ndarray"),
+    "done without truth": ({"terminated": NoBool()}, "terminated: expected a bool"),
+    "won without truth": ({"info": {"won": NoBool()}}, "info['won']: expected a bool"),
+    "done is a text": ({"terminated": "False"}, "terminated: expected a bool, got the str 'False'"),
+    "truncated is a number": ({"truncated": 0}, "truncated: expected a bool, got the int '0'"),
+    "won is a text": ({"info": {"won": "False"}}, "info['won']: expected a bool, got the str 'False'"),
     "accepted without truth": ({"info": {"accepted": NoBool()}}, ""),
 }
 # What is odd and does no harm.

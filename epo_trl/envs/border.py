@@ -59,6 +59,9 @@ def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
         raise _wrong("info['score']", "a finite number", score)
     if key is not None and not isinstance(key, str):
         raise _wrong("info['state_key']", "a str", key)
+    for name in ("won", "accepted"):
+        if name in info:
+            info[name] = flag(f"info['{name}']", info[name])
     for name in ("task", "task_type"):
         if name in info:
             info[name] = str.__str__(str(info[name]))
@@ -77,7 +80,7 @@ def checked_outcome(
     paid = number("reward", reward)
     if not math.isfinite(paid):
         raise _wrong("reward", "a finite number", reward)
-    return observation, paid, bool(terminated), bool(truncated), info
+    return observation, paid, flag("terminated", terminated), flag("truncated", truncated), info
 
 
 def _check_actions(listed: Any) -> None:
@@ -100,6 +103,17 @@ def number(field: str, value: Any) -> float:
     if not isinstance(value, (float, int, SupportsFloat)):  # the protocol last: its check is slow
         raise _wrong(field, "a number", value)
     return float(value)
+
+
+def flag(field: str, value: Any) -> bool:
+    """Returns a bool of an environment, Python's or NumPy's, as Python's.
+
+    Raises:
+        EnvError: If the value is anything else, such as the text "False", which is true in Python.
+    """
+    if value is not True and value is not False and type(value).__name__ not in ("bool", "bool_"):
+        raise _wrong(field, "a bool", value)
+    return bool(value)
 
 
 def close_all(envs: list[TextEnv]) -> None:

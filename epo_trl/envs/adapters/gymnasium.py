@@ -10,6 +10,7 @@ from typing import Any
 from epo_trl.bounds import option, read_mapping
 from epo_trl.envs.adapters.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
 from epo_trl.envs.base import EnvError, Info
+from epo_trl.envs.border import flag
 
 
 class GymnasiumEnv(NumberedEnv):
@@ -44,7 +45,7 @@ class GymnasiumEnv(NumberedEnv):
             return NO_ACTION, 0.0, False, False, info
         given = self._actions[action] if self._actions else action
         observation, reward, terminated, truncated, state = self._game.step(given)
-        ends = {"terminated": bool(terminated), "truncated": bool(truncated)}
+        ends = {"terminated": flag("terminated", terminated), "truncated": flag("truncated", truncated)}
         return _text(observation), *self._go_on(self._listing(state), float(reward), **ends)
 
     def _listing(self, state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 from epo_trl.bounds import Range, check_bounds, option
 from epo_trl.envs.adapters import reaches
 from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv, split_task_id
+from epo_trl.envs.border import flag
 from epo_trl.envs.registry import named_object
 
 FIRST_SEED = {"train": 0, "iid": 1_000_000}
@@ -138,6 +139,9 @@ class NumberedEnv(TextEnv):
 
 
 def _flag(state: Mapping[str, Any], key: str, *, default: bool) -> bool:
-    """Returns a field as a bool; the default for a missing one or `None`, which a server's optional fields are."""
+    """Returns a field as a bool; the default for a missing one or `None`, which a server's optional fields are.
+
+    Gymnasium's environments give numbers too. A text is an error: "False" is true in Python.
+    """
     value = state.get(key)
-    return default if value is None else bool(value)
+    return default if value is None else bool(value) if isinstance(value, Real) else flag(key, value)

@@ -18,6 +18,7 @@ from epo_trl.bounds import Positive, option, read_mapping
 from epo_trl.envs.adapters.loop import submit
 from epo_trl.envs.adapters.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
 from epo_trl.envs.base import AsyncTextEnv, EnvError, Info
+from epo_trl.envs.border import flag
 
 # Endings of a server's error for an action that it cannot read or rejects, or that its environment rejects.
 _REFUSALS = ("(code: INVALID_JSON)", "(code: VALIDATION_ERROR)", "(code: EXECUTION_ERROR)")
@@ -63,7 +64,7 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
             info = self._info(self._state, accepted=False, over=False, refusal=result)
             return f"{NO_ACTION} {result}", 0.0, False, False, info
         self._state = _mapping(result.observation)
-        done, truncated = bool(result.done), bool(self._state.get("truncated", False))
+        done, truncated = flag("done", result.done), flag("truncated", self._state.get("truncated", False))
         ends = {"terminated": done and not truncated, "truncated": done and truncated}
         return self._text(), *self._go_on(self._state, float(result.reward or 0.0), **ends)
 
