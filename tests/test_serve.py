@@ -31,6 +31,7 @@ from epo_trl.envs.adapters.openenv_server import ServedGames, make_app
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.testing import EnvContract
+from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.trap import TrapSuite
 from epo_trl.envs.webshop import WebShopSuite
 
@@ -109,6 +110,24 @@ def test_a_served_game_is_the_game_in_the_process(alfworld):
             assert paid == [reward, done, False]
         assert told["won"]
         other.close()
+
+
+def test_a_post_request_that_cannot_be_answered_gets_an_answer_of_the_protocol():
+    """A request has a session of its own, in which no episode is running."""
+    from starlette.testclient import TestClient
+
+    app = make_app(ServedGames(ToySuite()), seats=1, idle_timeout_seconds=60)
+    with TestClient(app) as client:
+        assert client.post("/reset", json={}).status_code == 200
+        for path, body, says in (
+            ("/step", {"action": {"message": "look"}}, "step: expected a running episode, got none; call reset first"),
+            ("/reset", {"task_id": "train/none"}, "task_id: expected an id of the lists"),
+        ):
+            answer = client.post(path, json=body)
+            assert answer.status_code == 422
+            assert answer.json()["detail"][0]["msg"].startswith(says)
+        assert client.post("/step", json={"action": {}}).status_code == 422
+        assert client.post("/reset", json={}).status_code == 200
 
 
 def test_a_served_purchase_has_the_score_of_the_shop():

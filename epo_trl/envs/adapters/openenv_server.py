@@ -23,6 +23,7 @@ from epo_trl import __version__
 from epo_trl.envs.adapters.numbered import FIRST_SEED
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
 from epo_trl.envs.border import checked_answer, checked_outcome, ends_episode_alone, error_text, find_action
+from epo_trl.errors import one_line
 
 MAX_ACTION_CHARACTERS = 100_000
 TASK_OPTIONS = ("task_id", "split", "index")
@@ -318,6 +319,16 @@ def _is_object(text: str) -> bool:
         return False
 
 
+async def _refused(request: Any, error: Exception) -> Any:
+    """Answers a POST request that fails, in the form of FastAPI's validation errors."""
+    from starlette.responses import JSONResponse
+
+    hint = "; a POST request is a session of its own, so play over the WebSocket /ws"
+    text = f"{one_line(error)}{hint if request.url.path == '/step' else ''}"
+    detail = {"type": "env_error", "loc": ["body"], "msg": text}
+    return JSONResponse({"detail": [detail]}, status_code=422)
+
+
 def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> Any:
     """Returns the FastAPI app of an OpenEnv server.
 
@@ -362,4 +373,5 @@ def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> 
         env_name=games.suite.name,
     )
     app.add_middleware(_ObjectsOnly)
+    app.add_exception_handler(EnvError, _refused)
     return app
