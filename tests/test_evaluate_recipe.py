@@ -30,6 +30,7 @@ from epo_trl.errors import FileError, InputError
 from epo_trl.evaluation import get_protocol
 from epo_trl.evaluation.partial_results import PartialResults
 from epo_trl.long_runs.guards import TooManyAborted
+from epo_trl.long_runs.run_lock import RunningError
 from epo_trl.long_runs.run_settings import content_digest
 from epo_trl.models.vllm_policy import VllmPolicy, load_vllm_policy
 from epo_trl.rollout.context import TurnView
@@ -199,6 +200,22 @@ def killed(run):
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
+REFUSED = 7
+
+
+def exit_code_of(run):
+    """Runs a function in a fork; `REFUSED` if it raises `RunningError`."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run()
+        except RunningError:
+            os._exit(REFUSED)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def die_at(count):
     """Returns a function that kills its process when it is called for the n-th time."""
     calls = []
@@ -290,17 +307,17 @@ def test_a_command_that_stored_no_part_does_not_block_a_corrected_one(play, tmp_
     assert play(tmp_path / "r.json", "--seed", "1") == whole
 
 
-def test_two_evaluations_at_once_do_not_mix_their_parts(play, tmp_path):
-    """The second one starts before the first has stored a part, and is killed in its third or fourth part."""
-    whole = play(tmp_path / "whole.json")
+def test_a_second_evaluation_to_the_same_output_is_refused_while_the_first_plays(play, tmp_path):
+    """Both would end well, and the later one would replace the report of the other."""
+    codes = []
 
-    def play_beside(output, calls):
-        first = iter([lambda: killed(lambda: play(output, "--seed", "1", on_call=die_at(calls)))])
-        return play(output, on_call=lambda: next(first, int)())
+    def start_another():
+        if not codes:
+            codes.append(exit_code_of(lambda: play(tmp_path / "r.json", "--seed", "1")))
 
-    assert play_beside(tmp_path / "a.json", 5) == whole
-    with pytest.raises(InputError, match=r"b\.json\.parts is of another evaluation .*seed: 1 there, 0 now"):
-        play_beside(tmp_path / "b.json", 7)
+    report = play(tmp_path / "r.json", on_call=start_another)
+    assert codes == [REFUSED]
+    assert play(tmp_path / "r.json") == report and not list(tmp_path.glob("_running*"))
 
 
 def test_killed_twice_and_with_a_damaged_part_it_still_ends_in_the_same_report(play, tmp_path):
@@ -454,7 +471,7 @@ def test_settings_of_the_chat_template_that_are_no_mapping_are_refused():
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_played(play, tmp_path, monkeypatch):
     calls = []
     (tmp_path / "runs").symlink_to(tmp_path / "gone")
-    with pytest.raises(FileError, match="output: expected a folder that can be created, got .*r.json.parts"):
+    with pytest.raises(FileError, match="output: expected a folder that can be created, got .*runs"):
         play(tmp_path / "runs" / "r.json", on_call=lambda: calls.append(1))
     monkeypatch.setattr(os, "access", lambda *_: False)  # a test that runs as root cannot take its own rights away
     with pytest.raises(FileError, match="output: expected a writable folder, got .*r.json.parts; use another file"):

@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_cont
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.long_runs.guards import SHOWN, TooManyAborted
-from epo_trl.long_runs.run_lock import make_folder
+from epo_trl.long_runs.run_lock import make_folder, on_main_process, place_lock
 from epo_trl.long_runs.run_settings import content_digest
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
@@ -217,15 +218,25 @@ def _aborted(episodes: Sequence[Episode]) -> list[Episode]:
     return [episode for episode in episodes if episode.stop is StopReason.ABORTED]
 
 
-def open_storage(output: str, settings: dict[str, Any]) -> PartialResults:
+def open_storage(output: str, settings: dict[str, Any], held: contextlib.ExitStack) -> PartialResults:
     """Opens the storage of the episodes. No process writes to it before all have checked it. Collective.
+
+    Args:
+        output: Path of the report.
+        settings: See `PartialResults`.
+        held: Keeps the lock of an evaluation that is not finished.
 
     Raises:
         FileError: If it cannot be written.
         InputError: If it is of another evaluation.
+        RunningError: If another process evaluates to the same output.
     """
     partial, state = PartialResults(output, settings), PartialState()
     state.wait_for_everyone()
+    if partial.finished() is None:
+        ranks = SimpleNamespace(process_index=state.process_index, world_size=state.num_processes)
+        on_main_process(ranks, lambda: held.enter_context(place_lock(partial.output, "output")))
+        partial = PartialResults(output, settings)  # another process may have finished it meanwhile
     if partial.finished() is None:
         make_folder(partial.folder, "output")
         if not os.access(partial.folder, os.W_OK):
@@ -237,23 +248,36 @@ def open_storage(output: str, settings: dict[str, Any]) -> PartialResults:
 
 def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> list[EvalReport]:
     """Plays the missing parts, writes and prints the reports, and returns them. Collective."""
-    protocol, lists, is_main = load_protocol(args, suite), load_task_lists(args, suite), PartialState().is_main_process
+    protocol, lists = load_protocol(args, suite), load_task_lists(args, suite)
     shots = args.few_shot_of(suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
-    partial = (
-        open_storage(args.output, result_settings(suite, args, model_args, protocol, lists)) if args.output else None
-    )
-    if partial is not None and (finished := partial.finished()) is not None:
-        reports = [EvalReport.from_dict(report) for report in finished["reports"]]
-        if is_main:
-            say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
-        return reports
+    with contextlib.ExitStack() as held:
+        partial = None
+        if args.output:
+            partial = open_storage(args.output, result_settings(suite, args, model_args, protocol, lists), held)
+        if partial is not None and (finished := partial.finished()) is not None:
+            reports = [EvalReport.from_dict(report) for report in finished["reports"]]
+            if PartialState().is_main_process:
+                say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
+            return reports
+        return _play_lists(suite, args, model_args, protocol, shots, lists, partial)
+
+
+def _play_lists(
+    suite: TaskSuite,
+    args: EvaluationArguments,
+    model_args: ModelConfig,
+    protocol: Protocol,
+    shots: FewShot,
+    lists: dict[str, list[str]],
+    partial: PartialResults | None,
+) -> list[EvalReport]:
     policy, context = load_player(suite, args, model_args, protocol, shots)
     with contextlib.closing(suite.make_env()) as env:
         check_first_task(env, next(iter(lists.values()))[0], args.seed, context, protocol)
     evaluation = Evaluation(suite, args, protocol, partial, policy, context)
     reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
-    if is_main:
+    if PartialState().is_main_process:
         if partial is not None:
             if evaluation.samples:
                 write_samples(evaluation_file(partial.output), [sample.to_dict() for sample in evaluation.samples])

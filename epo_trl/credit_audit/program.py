@@ -28,6 +28,7 @@ from epo_trl.credit_audit.statistics import Comparison, compare
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError, changed_settings, spelled
 from epo_trl.long_runs.checkpoint_files import what_model
+from epo_trl.long_runs.run_lock import folder_lock
 from epo_trl.long_runs.state_file import read_state, write_atomically, write_state
 from epo_trl.methods import build_methods
 from epo_trl.models import load_policy
@@ -177,7 +178,6 @@ class Audit:
 
     def play(self) -> list[dict[str, Any]]:
         """Plays the missing rounds within the budget of minutes and returns all that are complete."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         write_state(self.folder / SETTINGS, self._settings)
         end = time.monotonic() + 60 * self.audit.audit_minutes
         return list(self._rounds(end))
@@ -280,7 +280,8 @@ def run_audit(suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, audit:
         InputError: If the minutes are not enough for a round.
     """
     one = Audit(suite, args, model_args, audit)
-    rounds = one.play()
-    if not rounds:
-        raise InputError(f"audit_minutes: expected enough for one round, got {audit.audit_minutes:g}")
-    return one.report(rounds)
+    with folder_lock(one.folder, "audit_folder"):
+        rounds = one.play()
+        if not rounds:
+            raise InputError(f"audit_minutes: expected enough for one round, got {audit.audit_minutes:g}")
+        return one.report(rounds)

@@ -1,4 +1,4 @@
-"""One run per output folder: a lock of the folder for one process at a time, and one for all ranks of a run.
+"""One process at a time for each folder or file that a command owns, and one lock for all ranks of a run.
 
 The lock file names its holder. Locking a folder loads no torch.
 """
@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -37,8 +37,7 @@ class RunningError(EpoTrlError, RuntimeError):
 _held: dict[tuple[int, Path], str] = {}
 
 
-@contextmanager
-def folder_lock(folder: Path, field: str) -> Iterator[str]:
+def folder_lock(folder: Path, field: str) -> AbstractContextManager[str]:
     """Locks the folder for the duration of the block; yields the content of the lock file. Reentrant in a process.
 
     Args:
@@ -49,17 +48,28 @@ def folder_lock(folder: Path, field: str) -> Iterator[str]:
         RunningError: If another process holds it.
     """
     folder = folder.resolve()
-    key = (os.getpid(), folder)
+    return _lock(folder / LOCK, folder, field)
+
+
+def place_lock(path: Path, field: str) -> AbstractContextManager[str]:
+    """Does as `folder_lock` for a file, or for a folder that must be new: the lock file is beside it."""
+    path = path.absolute()
+    return _lock(path.with_name(f"{Path(LOCK).stem}-{path.name}.json"), path, field)
+
+
+@contextmanager
+def _lock(lock: Path, owned: Path, field: str) -> Iterator[str]:
+    key = (os.getpid(), lock)
     if key in _held:
         yield _held[key]
         return
-    make_folder(folder, field)
-    with _locked_file(folder / LOCK, field) as file:
+    make_folder(lock.parent, field)
+    with _locked_file(lock, owned, field) as file:
         me, other = socket.gethostname(), _record(file)
         if other.get("host", me) != me:
             raise RunningError(
-                f"{_in_use(folder, other, field)}, which cannot be checked from {me}. If it has ended (it was killed, "
-                f"its machine is gone), delete {folder / LOCK} and start again"
+                f"{_in_use(owned, other, field)}, which cannot be checked from {me}. If it has ended (it was killed, "
+                f"its machine is gone), delete {lock} and start again"
             )
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         record = json.dumps({"host": me, "pid": os.getpid(), "since": since})
@@ -71,7 +81,7 @@ def folder_lock(folder: Path, field: str) -> Iterator[str]:
             yield record
         finally:
             del _held[key]
-            (folder / LOCK).unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path, field: str) -> None:
@@ -88,7 +98,7 @@ def make_folder(folder: Path, field: str) -> None:
         ) from error
 
 
-def _locked_file(path: Path, field: str) -> TextIO:
+def _locked_file(path: Path, owned: Path, field: str) -> TextIO:
     """Opens and locks the file. The kernel releases the lock when the process ends."""
     while True:
         file = _opened(path, field)
@@ -102,7 +112,7 @@ def _locked_file(path: Path, field: str) -> TextIO:
             if not has_locks:
                 advice += f". If it has ended (its id may belong to another program), delete {path} and start again"
         if taken:
-            message = f"{_in_use(path.parent, _record(file), field)}. {advice}"
+            message = f"{_in_use(owned, _record(file), field)}. {advice}"
             file.close()
             raise RunningError(message)
         if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
@@ -150,9 +160,9 @@ def _is_alive(record: dict[str, Any]) -> bool:
     return True
 
 
-def _in_use(folder: Path, record: dict[str, Any], field: str) -> str:
+def _in_use(owned: Path, record: dict[str, Any], field: str) -> str:
     who = "process {pid} on {host} since {since}".format_map(record) if record else "another process"
-    return f"{field}: {folder} is in use by {who}"
+    return f"{field}: {owned} is in use by {who}"
 
 
 def on_main_process(args: TrainingArguments, action: Callable[[], T]) -> T:

@@ -73,7 +73,7 @@ class Runner:
             RunningError: If the study is running already.
             KeyboardInterrupt: After the runs have ended, if they were interrupted.
         """
-        with folder_lock(self.places.runs, "--runs-dir"):
+        with folder_lock(self.places.runs, "--runs-dir"), folder_lock(self.places.results, "--results-dir"):
             missing = [run for run in plan(study, self.places.runs) if known_record(run, self.places) is None]
             if not missing:
                 sys.stdout.write(
