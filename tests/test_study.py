@@ -165,7 +165,7 @@ def test_what_is_wrong_in_one_folder_stops_no_other_run(study, capsys):
     damaged.write_text('{"step": 1, "reports": [{"split": "iid"}]}')
     assert study() == 1
     err = capsys.readouterr().err
-    assert "failed: bad-one-seed1: [Errno 21] Is a directory" in err
+    assert "failed: bad-one-seed1: runs/mine/bad-one-seed1/config.yaml cannot be written (Is a directory)" in err
     assert f"failed: good-seed1: {damaged} is not an evaluation of a run (KeyError('protocol'))" in err
     assert "good-seed2: finished" in err and "bad-one-seed2: finished" in err
     Path("runs/mine/bad-one-seed1/config.yaml").rmdir()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from typing import Any
 
-from epo_trl.errors import InputError
+from epo_trl.errors import FileError, InputError
 
 
 def write_state(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
@@ -15,14 +16,23 @@ def write_state(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text file in the same way, and creates its folder."""
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    """Writes a text file in the same way, and creates its folder.
+
+    Raises:
+        FileError: If it cannot be written: the disk or a quota is full, or the file would be too large.
+    """
     partial = f"{os.fspath(path)}.partial"
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            os.remove(partial)
+        raise FileError(f"{os.fspath(path)} cannot be written ({error.strerror or error})") from error
 
 
 def read_state(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
