@@ -11,7 +11,7 @@ export TOKENIZERS_PARALLELISM = false
 export NO_MKDOCS_2_WARNING = 1
 unexport DS_ACCELERATOR
 
-.PHONY: smoke train compare rehearse test test-fast test-device test-hub test-vllm lint bench notebooks docs clean
+.PHONY: smoke train compare rehearse test test-fast test-newest test-device test-hub test-vllm lint bench notebooks docs clean
 .DELETE_ON_ERROR:
 
 # PATH is set because the build of a dependency calls `python`, a name that not every machine has.
@@ -51,6 +51,12 @@ test: $(STAMP)  ## the full test suite
 test-fast: $(STAMP)  ## the quick tests, for use during development
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not slow and not games"
 
+test-newest:  ## the full test suite on the newest TRL, transformers and PEFT, whatever the bounds in setup.cfg
+	$(MAKE) VENV=.venv-newest .venv-newest/.installed
+	.venv-newest/bin/python -m pip install -q --upgrade --no-deps trl transformers peft
+	.venv-newest/bin/python -m pip list | grep -E '^(trl|transformers|peft) '
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n 2 --dist worksteal
+
 test-device: $(STAMP)  ## the trainers on a GPU, or else on a CUDA device simulated in host memory, which takes a minute to build
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= tests/device
 
@@ -84,5 +90,5 @@ docs: $(STAMP)  ## build the documentation site: open site/index.html
 	$(PY) -m mkdocs build --strict
 
 clean:  ## remove generated files; runs/ stays
-	rm -rf $(VENV) .venv-vllm build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-vllm .venv-newest build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -27,7 +27,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 
 from epo_trl.models import build_tokenizer
 from epo_trl.models.generate import SamplingPolicy
-from epo_trl.models.prefix_cache import growing_cache
+from epo_trl.models.prefix_cache import CACHE, growing_cache
 
 VOCABULARY = 49_152
 
@@ -104,7 +104,7 @@ def decoding(ahead: bool, rows: int, before: int, tokens: int, casts: str = "") 
             start = time.perf_counter()
             for _ in range(tokens):
                 with bf16(bool(casts)):
-                    ids = model(input_ids=ids, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
+                    ids = model(input_ids=ids, **{CACHE: cache}).logits[:, -1].argmax(-1, keepdim=True)
         return rows * tokens / (time.perf_counter() - start)
 
     return work

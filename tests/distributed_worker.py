@@ -27,6 +27,8 @@ episode to play. `ahead-dead`: rank 1's server dies in the first update.
 
 `unshared`: both ranks ask for a folder, one each and then the same.
 
+`eye`: two steps of a model with a vision tower, with gradient checkpointing.
+
 `table`: for each method of `TABLE` two updates on episodes made by hand, one group over both ranks.
 """
 
@@ -50,6 +52,7 @@ from accelerate.utils import DistributedType
 from local_server import make_served
 from method_table import CASES, config_of
 from method_table import PPO as WITH_CRITIC
+from model_families import family_of, make_family_trainer, save_checkpoint
 from peft import LoraConfig
 from ppo_kit import STATES
 from run_kit import SendSignals
@@ -453,6 +456,20 @@ def train_table(rank: int, mode: str, folder: Path) -> None:
     leave(rank, folder, weights, {})
 
 
+def train_eye(rank: int, mode: str, folder: Path) -> None:
+    start = folder / "start"
+    if rank == 0:
+        save_checkpoint(family_of("gemma3"), start)
+    dist.barrier()
+    trainer = make_family_trainer(
+        str(start), folder, max_steps=2, per_device_train_batch_size=GROUP, gradient_checkpointing=True,
+        deepspeed=DEEPSPEED[mode],
+    )  # fmt: skip
+    before = gathered(trainer.model)
+    trainer.train()
+    leave(rank, folder, {"before": before, "after": gathered(trainer.model)}, {})
+
+
 def ask_for_folders(rank: int, mode: str, folder: Path) -> None:
     PartialState(cpu=True)
     run_lock.SECONDS_UNTIL_SEEN = 0.0
@@ -472,6 +489,7 @@ def ask_for_folders(rank: int, mode: str, folder: Path) -> None:
 METHODS: dict[str, Any] = {
     "unshared": ask_for_folders,
     "table": train_table,
+    "eye": train_eye,
     "grpo": train_grpo,
     "guards": train_guarded,
     "nucleus": train_nucleus,

@@ -24,7 +24,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import FINISHED, what_model
 from epo_trl.long_runs.run_settings import differences, settings_of
-from epo_trl.models import adapters, load, load_policy, policy_for_training
+from epo_trl.models import adapters, families, load, load_policy, policy_for_training
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
 IDS = torch.tensor([[5, 9, 12, 7, 20, 11]])
@@ -283,13 +283,13 @@ def test_an_adapter_notes_the_revision_of_its_base_and_goes_on_it_again(adapter,
     shutil.copytree(adapter.folder, folder)
     settings = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(settings | {"revision": "v2"}))
-    asked, load_base = [], AutoModelForCausalLM.from_pretrained
+    asked, load_base = [], families.create_model_from_path
 
     def base(name, **kwargs):
         asked.append(kwargs.get("revision"))
         return load_base(name, **kwargs)
 
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", base)
+    monkeypatch.setattr(families, "create_model_from_path", base)
     load_policy(ModelConfig(str(folder)), ToySuite(), "compact")
     load_policy(ModelConfig(adapter.path), ToySuite(), "compact")
     assert asked == ["v2", "main"]
@@ -439,7 +439,7 @@ def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):
 
 
 def test_the_settings_that_an_adapter_keeps_instead_of_the_defaults_are_printed(adapter, tmp_path):
-    with pytest.warns(UserWarning, match=r"trained with its own settings: lora_r 4, not 16; .*lora_dropout 0.0, not"):
+    with pytest.warns(UserWarning, match=r"trained with its own settings: lora_r 4, not 16; lora_alpha 8, not 32$"):
         policy(adapter.path, tmp_path, use_peft=True)
 
 
@@ -524,7 +524,7 @@ def test_four_bits_reach_every_loader(adapter, tmp_path, monkeypatch):
 
     monkeypatch.setattr(load, "build_quantization", lambda args: wish if args.load_in_4bit else None)
     monkeypatch.setattr(load, "create_model_from_path", record)
-    monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", record)
+    monkeypatch.setattr(families, "create_model_from_path", record)
     four = {"load_in_4bit": True}
     assert policy(f"{adapter.path}/base", tmp_path, use_peft=True, **four)[1]["quantization_config"] is wish
     for begin in (
@@ -541,7 +541,10 @@ def test_four_bits_reach_every_loader(adapter, tmp_path, monkeypatch):
 
 def test_a_new_adapter_on_an_architecture_that_peft_does_not_know_is_on_every_linear_layer(adapter, tmp_path):
     config = json.loads((adapter.folder / "base" / "config.json").read_text())
-    assert policy(f"{adapter.path}/base", tmp_path, use_peft=True)[1]["peft_config"].target_modules is None  # a llama
+    assert policy(f"{adapter.path}/base", tmp_path, use_peft=True)[1]["peft_config"].target_modules == [
+        "q_proj",
+        "v_proj",
+    ]  # a llama
     other = shutil.copytree(adapter.folder / "base", tmp_path / "gpt")
     (other / "config.json").write_text(json.dumps({**config, "model_type": "ministral"}))
     assert policy(str(other), tmp_path / "run", use_peft=True)[1]["peft_config"].target_modules == "all-linear"

@@ -37,11 +37,11 @@ pytestmark = pytest.mark.slow
 
 MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
 RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-separate", "ddp-ppo-value_head"]
-RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table", "ddp-unshared"]
+RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table", "ddp-unshared", "ddp-eye"]
 RUNS += ["ddp-ahead-batch", "ddp-ahead-lag", "ddp-ahead-again", "ddp-ahead-dead"]
 RUNS += ["fsdp-ppo-separate", "fsdp-ppo-adapters"]
 RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate", "zero3-ppo-value_head"]
-RUNS_OF_DEEPSPEED += ["zero3-nucleus-tied", "zero3-nucleus-untied"]
+RUNS_OF_DEEPSPEED += ["zero3-nucleus-tied", "zero3-nucleus-untied", "zero3-eye"]
 RUNS_OF_DEEPSPEED += ["zero3-half-separate", "zero3-half-value_head", "zero3-half-adapters"]
 
 
@@ -100,6 +100,15 @@ def test_the_weights_are_the_same_on_every_rank(ranks):
     _, (one, other), _ = ranks
     for name in ("first", "last"):
         assert difference(one[name], other[name]) == 0.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ranks_train_what_text_reaches_of_a_model_with_a_vision_tower(launched, mode):
+    """DDP would wait for the gradients of the rest, and end the second RL step without saying why."""
+    _, _, (one, other) = launched(f"{mode}-eye")
+    assert difference(one["after"], other["after"]) == 0.0
+    moved = {name for name, weight in one["after"].items() if not torch.equal(weight, one["before"][name])}
+    assert moved == {name for name in one["after"] if "vision" not in name and "multi_modal" not in name}
 
 
 def test_evaluation_spreads_lists_that_do_not_divide_evenly(ranks):

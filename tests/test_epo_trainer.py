@@ -32,6 +32,7 @@ from trainer_kit import (
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.long_runs.long_run import STATE_FILE
 from epo_trl.methods import Comm
+from epo_trl.models.prefix_cache import CACHE
 from epo_trl.plots import read_run
 from epo_trl.rollout import ChatTemplateError, TemplateError
 from epo_trl.trainers import EPOConfig, EPOTrainer
@@ -354,7 +355,7 @@ def test_an_update_holds_one_micro_batch_whatever_the_size_of_the_batch(tmp_path
         tokens = []
 
         def note(module, args, kwargs, tokens=tokens):
-            if kwargs.get("past_key_values") is None:  # not generation
+            if kwargs.get(CACHE) is None:  # not generation
                 tokens.append(kwargs["input_ids"].numel())
 
         model.register_forward_pre_hook(note, with_kwargs=True)

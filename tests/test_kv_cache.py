@@ -5,7 +5,7 @@ import torch
 from trainer_kit import make_model
 from transformers import DynamicCache
 
-from epo_trl.models.prefix_cache import GrowingLayer, growing_cache
+from epo_trl.models.prefix_cache import CACHE, GrowingLayer, growing_cache
 
 
 def states(rows, tokens, seed):
@@ -56,5 +56,5 @@ def test_logits_are_those_of_the_plain_cache(family):
     caches = growing_cache(), DynamicCache()
     with torch.inference_mode():
         for first, last in [(0, 30), (30, 31), (31, 40)]:
-            logits = [model(input_ids=ids[:, first:last], past_key_values=cache).logits for cache in caches]
+            logits = [model(input_ids=ids[:, first:last], **{CACHE: cache}).logits for cache in caches]
             assert torch.equal(*logits)

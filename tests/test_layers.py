@@ -94,7 +94,6 @@ def violations(path: Path, source: str) -> list[str]:
     return wrong
 
 
-LONGEST = 400  # lines of a file
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -119,12 +118,6 @@ def test_a_module_imports_only_from_the_layers_below(path):
 )
 def test_an_import_upwards_is_found(source):
     assert len(violations(PACKAGE / "envs" / "new_game.py", source)) == 1
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_file_is_short_enough_to_be_read_at_once(path):
-    lines = len(path.read_text().splitlines())
-    assert lines < LONGEST, f"{path.relative_to(PACKAGE)} has {lines} lines, takes less than {LONGEST}: split it"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))

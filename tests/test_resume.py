@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import resource
 import shutil
 import signal
 from copy import deepcopy
@@ -38,12 +39,12 @@ from trl import ModelConfig
 from epo_trl import ImitationConfig
 from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.trap import TrapSuite
-from epo_trl.errors import InputError
+from epo_trl.errors import FileError, InputError
 from epo_trl.long_runs import long_run
 from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, set_aside, write_manifest
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
 from epo_trl.long_runs.run_settings import MAY_CHANGE, differences, load_settings, settings_of
-from epo_trl.long_runs.state_file import read_state
+from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.methods import build_methods
 from epo_trl.methods.ea import EntropyAdvantage
 from epo_trl.methods.siren import SIREN
@@ -439,6 +440,59 @@ def test_a_full_disk_in_the_final_save_leaves_the_checkpoint_and_the_model_befor
     resumed.training_step = None
     resumed.train_to_end()
     assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "checkpoint-1/model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "epo_state.json"])
+def test_a_limit_of_file_sizes_is_one_line_and_the_last_checkpoint_stays(tmp_path, monkeypatch, name):
+    """The kernel refuses the write, as with a quota; safetensors, torch and Python say it in other words."""
+    trainer = resumable(tmp_path, save_steps=1, max_steps=2)
+    write, limits = trainer._write_checkpoint, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write_limited(model, trial, folder):
+        if folder.endswith("-2"):
+            size = (tmp_path / "checkpoint-1" / name).stat().st_size - 1
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        try:
+            write(model, trial, folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    monkeypatch.setattr(trainer, "_write_checkpoint", write_limited)
+    with pytest.raises(
+        FileError, match="(?s)output_dir: the checkpoint .*checkpoint-2 cannot be written .*-1 is complete"
+    ):
+        trainer.train()
+    assert left(tmp_path) == ["checkpoint-1"]
+
+
+def test_a_small_file_that_cannot_be_written_is_one_line_and_stays_as_it_was(tmp_path):
+    path, limits = tmp_path / "state.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_state(path, {"a": 1})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(FileError, match=r"state\.json cannot be written \(File too large\)"):
+            write_state(path, {"a": "long" * 1000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_state(path) == {"a": 1} and [one.name for one in tmp_path.iterdir()] == ["state.json"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_checkpoints_are_all_damaged_stops_and_starts_over_only_if_they_are_deleted(tmp_path):
+    changes = {"save_steps": 1, "max_steps": 2}
+    resumable(tmp_path, **changes).train()
+    for folder in checkpoints(tmp_path):
+        (folder / "optimizer.pt").write_bytes(b"")
+    more = {**changes, "max_steps": 3, "resume_with_changes": True}
+    says = "output_dir: expected a complete checkpoint to resume from, got 2 damaged: .*checkpoint-2: optimizer.pt is"
+    with pytest.warns(UserWarning, match="is skipped"), pytest.raises(ValueError, match=says):
+        resumable(tmp_path, **more).train_to_end()
+    for folder in checkpoints(tmp_path):
+        shutil.rmtree(folder)
+    trainer = resumable(tmp_path, **more)
+    trainer.train_to_end()
+    assert trainer.state.global_step == 3
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "x"), RuntimeError("I/O error: No space left on device")])

@@ -27,6 +27,8 @@ from epo_trl.long_runs.run_lock import run_lock
 from epo_trl.long_runs.run_settings import LongRunArguments, check_training_arguments, shards_weights
 from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
+from epo_trl.models.critic import causal_lm
+from epo_trl.models.families import fitted, freeze_unread, settle_experts
 from epo_trl.models.init_kwargs import keeping_init_kwargs
 from epo_trl.models.load import end_ids_of, sequence_limit
 from epo_trl.models.muon import make_muon
@@ -219,7 +221,12 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
     ) -> None:
         self.suite, self.shown = suite, shown
         self.demonstrated = len(kwargs["train_dataset"]) if demonstrated is None else demonstrated
+        if (adapter := kwargs.get("peft_config")) is not None:
+            trust = {"trust_remote_code": kwargs["args"].trust_remote_code}
+            kwargs["peft_config"] = fitted(adapter, kwargs["model"], dropout=True, **trust)
         super().__init__(**kwargs)
+        freeze_unread(causal_lm(self.model), quiet=self.args.process_index != 0)
+        settle_experts(self)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         sampler = super()._get_train_sampler(train_dataset)

@@ -85,6 +85,7 @@ def _shape(model: str) -> tuple[Any, dict[str, Any]]:
     from transformers import AutoConfig
 
     from epo_trl.models.adapters import Adapter
+    from epo_trl.models.families import unread_by_text, without_weights
     from epo_trl.models.names import check_model_name, tiny_size
 
     if tiny_size(model):
@@ -97,7 +98,9 @@ def _shape(model: str) -> tuple[Any, dict[str, Any]]:
         config = AutoConfig.from_pretrained(model)
     except ValueError as error:
         raise InputError(f"model: expected one that transformers can load, got {model!r}: {error}") from error
-    return shape_of(model, config.get_text_config().to_dict()), {}
+    whole = without_weights(model)
+    frozen = 0 if whole is None else sum(weight.numel() for weight in unread_by_text(whole))
+    return shape_of(model, config.get_text_config().to_dict(), frozen), {}
 
 
 def _positive(text: str) -> float:

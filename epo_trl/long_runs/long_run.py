@@ -20,6 +20,8 @@ from epo_trl.errors import InputError
 from epo_trl.long_runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigterm, adapt_state, log_in_output_dir
 from epo_trl.long_runs.checkpoint_files import (
     FINISHED,
+    MANIFEST,
+    checkpoints,
     find_corruption,
     last_checkpoint,
     linked,
@@ -29,7 +31,7 @@ from epo_trl.long_runs.checkpoint_files import (
     step_of,
     write_manifest,
 )
-from epo_trl.long_runs.disk_room import DiskRoom
+from epo_trl.long_runs.disk_room import DiskRoom, full_size
 from epo_trl.long_runs.run_lock import on_main_process, run_lock
 from epo_trl.long_runs.run_settings import (
     check_deepspeed_runs,
@@ -62,7 +64,15 @@ class LongRun(Trainer):
     args: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+        except ValueError as error:
+            if "lora_dropout" not in str(error):
+                raise
+            raise InputError(
+                "lora_dropout: expected 0 for an adapter on the packed experts of a mixture, got more; set it to 0, or "
+                f"choose other layers with lora_target_modules ({error})"
+            ) from error
         if self.args.deepspeed_plugin is not None:
             check_deepspeed_runs(self.accelerator.distributed_type)
         self.load_settings = load_settings(self.model, self.args)
@@ -110,7 +120,7 @@ class LongRun(Trainer):
     def _bytes_of_weights(self) -> int:
         """Returns the size of the saved weights in bytes: the whole model, or the adapter."""
         parameters = [p for p in self.model.parameters() if p.requires_grad or not is_peft_model(self.model)]
-        return sum(vars(p).get("ds_numel", p.numel()) * p.element_size() for p in parameters)
+        return sum(full_size(p) * p.element_size() for p in parameters)
 
     # --- A complete run -----------------------------------------------------------------------------------------
 
@@ -159,6 +169,8 @@ class LongRun(Trainer):
         newest = self.newest_checkpoint()
         if newest and self._is_of_asked_branch(read_state(os.path.join(newest, STATE_FILE))):
             return newest
+        if newest is None and not self.args.resume_from_checkpoint:
+            on_main_process(self.args, self._check_not_all_damaged)
         self._verified = None
         return self.args.resume_from_checkpoint
 
@@ -174,6 +186,15 @@ class LongRun(Trainer):
         """Returns the newest complete checkpoint in `output_dir`, or `None`. Collective."""
         self._verified = on_main_process(self.args, partial(last_checkpoint, self.args.output_dir))
         return self._verified
+
+    def _check_not_all_damaged(self) -> None:
+        """Raises `InputError` for a run without a complete checkpoint that once had one: it would start over."""
+        found = checkpoints(self.args.output_dir)
+        if len(found) > 1 or any((path / MANIFEST).is_file() for path in found):  # a kill leaves one without
+            raise InputError(
+                f"output_dir: expected a complete checkpoint to resume from, got {len(found)} damaged: {found[-1]}: "
+                f"{find_corruption(found[-1], contents=True)}. Restore one, or delete them to start over"
+            )
 
     def _read_end(self) -> dict[str, Any] | None:
         """Returns the step and settings of the finished run in `output_dir`, if its model still exists."""

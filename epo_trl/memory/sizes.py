@@ -40,6 +40,7 @@ class ModelShape:
     vocabulary: int
     tied_embeddings: bool
     attention_bias: bool = True
+    frozen: int = 0
 
     @property
     def backbone_parameters(self) -> int:
@@ -50,7 +51,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """All parameters of the policy."""
+        """Parameters of the policy that text reaches."""
         return self.backbone_parameters + (0 if self.tied_embeddings else self.vocabulary * self.hidden_size)
 
     def adapter_parameters(self, rank: int) -> int:
@@ -72,8 +73,8 @@ def find_preset(model: str) -> ModelShape | None:
     return next((shape for shape in PRESETS.values() if name.startswith(f"{shape.name}-")), None)
 
 
-def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
-    """Reads the shape from a model's `config.json`.
+def shape_of(name: str, config: Mapping[str, Any], frozen: int = 0) -> ModelShape:
+    """Reads the shape from a model's `config.json`; `frozen` is as in `ModelShape`.
 
     Raises:
         ValueError: If a required size is missing, or the model is a mixture of experts.
@@ -95,6 +96,7 @@ def shape_of(name: str, config: Mapping[str, Any]) -> ModelShape:
             vocabulary=config["vocab_size"],
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
+            frozen=frozen,
         )
     except KeyError as error:
         raise InputError(
@@ -168,10 +170,10 @@ def _states(shape: ModelShape, run: Run) -> tuple[float, float, float, float]:
     weights = gradients = optimizer = 0.0
     for parameters, adapted in adapters:
         own = shape.adapter_parameters(run.lora_rank) if adapted and parameters else 0
-        weights += BF16 * parameters + FP32 * own
+        weights += BF16 * (parameters + shape.frozen * bool(parameters)) + FP32 * own
         gradients += FP32 * own if adapted else BF16 * parameters
         optimizer += 2 * FP32 * own if adapted else 3 * FP32 * parameters
-    reference = BF16 * shape.parameters if run.reference and not run.lora_rank else 0.0
+    reference = BF16 * (shape.parameters + shape.frozen) if run.reference and not run.lora_rank else 0.0
     return weights, gradients, optimizer, reference
 
 
@@ -199,7 +201,8 @@ def host_bytes(shape: ModelShape, run: Run) -> float:
 def format_memory(shape: ModelShape, run: Run, gpu_gb: float) -> str:
     """Formats the memory of each part, and whether the total fits."""
     parts = memory_per_gpu(shape, run)
-    lines = [f"{shape.name}: {shape.parameters / 1e9:.2f} billion parameters, {run.gpus} GPU(s), per GPU:"]
+    more = f" and {shape.frozen / 1e9:.2f} frozen, which text never reaches" if shape.frozen else ""
+    lines = [f"{shape.name}: {shape.parameters / 1e9:.2f} billion parameters{more}, {run.gpus} GPU(s), per GPU:"]
     lines += [f"  {name:<16}{size / GB:>8.1f} GB" for name, size in parts.items()]
     if run.offload:
         lines.append(f"  {'(machine)':<16}{host_bytes(shape, run) / GB:>8.1f} GB")

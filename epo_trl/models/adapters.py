@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM
 from transformers.integrations import deepspeed
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import FINISHED, what_model
 from epo_trl.long_runs.run_lock import on_main_process
+from epo_trl.models.families import load_model
 
 BASE = "base"
 NOTE = "made_from.txt"
@@ -77,22 +77,34 @@ class Adapter:
 
         with self._named(f"which cannot be put on {self.base}"):
             both = PeftModel.from_pretrained(model, self.name, revision=self.revision, **kwargs)
+            result = both.load_adapter(self.name, "default", revision=self.revision, **kwargs)  # PEFT only warns
+        self._check_names(result.missing_keys, result.unexpected_keys, type(model).__name__)
         both.peft_config["default"].base_model_name_or_path = self.base  # where it was found, so that saving records it
         both.adapter_source = self.name if Path(self.name).is_dir() else f"{self.name}@{self.revision or 'main'}"
         return both
 
-    def load_base(self, load: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+    def _check_names(self, missing: list[str], unexpected: list[str], kind: str) -> None:
+        """Raises `InputError` if weights of the adapter have no place in the model, or the other way round."""
+        wrong = {"missing in the adapter": missing, "unknown to the model": unexpected}
+        lists = [f"{len(names)} {what}, such as {', '.join(names[:2])}" for what, names in wrong.items() if names]
+        if lists:
+            raise InputError(
+                f"model_name_or_path: got the adapter {self.name}, whose weights do not fit its base {self.base}, a "
+                f"{kind}: {'; '.join(lists)}"
+            )
+
+    def load_base(self, load: Callable[..., Any] = load_model, **kwargs: Any) -> Any:
         """Loads the base, without the adapter.
 
         Args:
-            load: Function that loads a model by name; by default `AutoModelForCausalLM.from_pretrained`.
+            load: Function that loads a model by name.
             **kwargs: Arguments of that function.
 
         Raises:
             ValueError: If the base cannot be read.
         """
         with self._named(f"whose base {self.base} cannot be read"):
-            return (load or AutoModelForCausalLM.from_pretrained)(self.base, revision=self.base_revision, **kwargs)
+            return load(self.base, revision=self.base_revision, **kwargs)
 
     def merged(self, **kwargs: Any) -> Any:
         """Loads the base and merges the adapter into its weights; see `load_base` and `on`.
@@ -170,7 +182,7 @@ def _untie(model: Any) -> None:
         head = model.get_output_embeddings()
         head = head.get_base_layer() if is_adapted(head) else head
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
-        model.config.tie_word_embeddings = False
+        model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
 
 
 def _find_base(name: str, recorded: str | None) -> str:

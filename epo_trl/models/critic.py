@@ -23,6 +23,7 @@ from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
 
 from epo_trl.errors import InputError
+from epo_trl.models.families import fitted
 from epo_trl.models.load import get_attention
 
 
@@ -186,14 +187,14 @@ def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:
     return AutoModel.from_pretrained(path, **own | kwargs)
 
 
-def with_adapter(backbone: nn.Module, peft_config: Any, **kwargs: Any) -> Any:
+def with_adapter(backbone: nn.Module, peft_config: Any, *, dropout: bool, **kwargs: Any) -> Any:
     """Adds a new adapter with the policy's configuration to the backbone; only the adapter is trained.
 
-    Keyword arguments go to `peft.get_peft_model`.
+    `dropout` is whether the adapter keeps its dropout. Keyword arguments go to `peft.get_peft_model`.
     """
     from peft import get_peft_model
 
-    config = copy.copy(peft_config)
+    config = fitted(peft_config, backbone, dropout=dropout)
     config.task_type = None
     targets, prefix = getattr(config, "target_modules", None), f"{getattr(backbone, 'base_model_prefix', '')}."
     if targets and not isinstance(targets, str):  # PEFT has written `all-linear` out, in the policy's names

@@ -17,7 +17,6 @@ from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
@@ -29,9 +28,11 @@ from trl.trainer.utils import create_model_from_path
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.long_runs.checkpoint_files import checkpoints
+from epo_trl.long_runs.run_lock import place_lock
 from epo_trl.long_runs.run_settings import uses_zero3
 from epo_trl.models.adapters import BASE, Adapter, drop_base, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
+from epo_trl.models.families import load_model, unread_by_text
 from epo_trl.models.generate import end_ids
 from epo_trl.models.init_kwargs import InitKwargs
 from epo_trl.models.names import COPIES, DEFAULT_SIZE, TOKENIZER, check_model_name, tiny_size
@@ -73,7 +74,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
     if adapter is not None:
         del kwargs["revision"]  # this is the adapter's revision, not its base's
         if model_args.use_peft:
-            _check_same_lora(model_args, adapter)
+            _check_same_lora(model_args, adapter, dropout=not getattr(args, "disable_dropout", False))
             model = _to_train_on(adapter, quantization, args, **kwargs, **trust)
             if model_args.lora_target_modules == "all-linear" and not _is_on_all_linear_layers(model):
                 raise _other_lora("lora_target_modules", "all-linear", adapter.settings.get("target_modules"), adapter)
@@ -138,7 +139,7 @@ def load_policy(
     if quantization is not None:
         kwargs |= {"quantization_config": quantization, "device_map": {"": device}}
     if adapter is None:
-        model = AutoModelForCausalLM.from_pretrained(name, **kwargs)
+        model = load_model(name, **kwargs)
     else:
         del kwargs["revision"]  # this is the adapter's revision, not its base's
         model = adapter.merged(**kwargs) if quantization is None else adapter.on(adapter.load_base(**kwargs))
@@ -169,7 +170,8 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
             f"adapter: got {name}, where there is no adapter_config.json; expected the folder of an adapter"
         )
     tokenizer = _load_own_tokenizer(name, adapter, model_args, trust_remote_code)
-    save_whole(adapter.merged(dtype=dtype, trust_remote_code=trust_remote_code), tokenizer, folder, name)
+    with place_lock(folder, "out"):
+        save_whole(adapter.merged(dtype=dtype, trust_remote_code=trust_remote_code), tokenizer, folder, name)
     return folder
 
 
@@ -247,8 +249,11 @@ _LORA = {
 }
 
 
-def _check_same_lora(model_args: ModelConfig, adapter: Adapter) -> None:
-    """Raises `InputError` for a setting that the adapter does not have; warns where it differs from a default."""
+def _check_same_lora(model_args: ModelConfig, adapter: Adapter, *, dropout: bool) -> None:
+    """Raises `InputError` for a setting that the adapter does not have; warns where it differs from a default.
+
+    `dropout` is whether the run has dropout.
+    """
     kept = []
     for name, own in _LORA.items():
         given, saved, default = getattr(model_args, name), adapter.settings.get(own), getattr(ModelConfig(), name)
@@ -256,7 +261,7 @@ def _check_same_lora(model_args: ModelConfig, adapter: Adapter) -> None:
             continue
         if given != default:
             raise _other_lora(name, given, saved, adapter)
-        if default is not None and own in adapter.settings:
+        if default is not None and own in adapter.settings and (dropout or name != "lora_dropout"):
             kept.append(f"{name} {saved}, not {default}")
     if kept:
         warnings.warn(f"{adapter.name} is trained with its own settings: {'; '.join(kept)}", stacklevel=3)
@@ -277,9 +282,13 @@ def _other_lora(name: str, given: Any, saved: Any, adapter: Adapter) -> InputErr
 def _is_on_all_linear_layers(model: Any) -> bool:
     """Returns whether every linear layer but the head has an adapter, or is trained and saved as a whole."""
     inner = re.compile(r"\.(lora_\w+|base_layer|modules_to_save|original_module)\b")
-    head = model.get_output_embeddings()
-    layers = [each for name, each in model.named_modules() if not inner.search(name) and each is not head]
+    head, unread = model.get_output_embeddings(), {id(weight) for weight in unread_by_text(model.get_base_model())}
+    named = [(name, each) for name, each in model.named_modules() if id(getattr(each, "weight", None)) not in unread]
+    layers = [each for name, each in named if not inner.search(name) and each is not head]
     return not any(isinstance(each, torch.nn.Linear) and not hasattr(each, "lora_A") for each in layers)
+
+
+_MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2")
 
 
 def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) -> Any:
@@ -293,8 +302,10 @@ def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) ->
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
         options = {"revision": model_args.model_revision, "trust_remote_code": trust_remote_code}
-        if AutoConfig.from_pretrained(name, **options).model_type not in KNOWN:
-            config.target_modules = "all-linear"
+        kind = AutoConfig.from_pretrained(name, **options).model_type
+        config.target_modules = KNOWN.get(kind, "all-linear")
+        if kind in _MAMBA and kind not in KNOWN:
+            config.exclude_modules = ["out_proj"]  # PEFT refuses it there
     return config
 
 

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 from epo_trl.devices import to_device
+
+CACHE = ALL_CACHE_NAMES[0]  # transformers' name of the argument: `past_key_values`, from 5.24 on `cache`
 
 
 class PrefixCache:
@@ -49,9 +52,8 @@ class PrefixCache:
             return self._generate(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
-                past_key_values=growing_cache(),
                 generation_config=generation_config,
-                **kwargs,
+                **{CACHE: growing_cache(), **kwargs},
             )
         # Ids and masks are compared on the CPU, which costs one copy before and one after the call.
         device, (prompts, real) = input_ids.device, torch.stack([input_ids, attention_mask]).cpu()
@@ -71,9 +73,8 @@ class PrefixCache:
         output = self._generate(
             input_ids=to_device(ids, device),
             attention_mask=to_device(mask, device),
-            past_key_values=cache,
             generation_config=generation_config,
-            **kwargs,
+            **{CACHE: cache, **kwargs},
         )[:, ids.shape[1] :]
         response = output.cpu()
         is_end = torch.isin(response, torch.tensor(generation_config.eos_token_id).flatten()).long()

@@ -177,8 +177,9 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
 
     disable_dropout: bool = option(
         True,
-        "TRL's: whether dropout is off, also an adapter's. With dropout, rollout, old and new log-probabilities each "
-        "have their own random mask, so a ratio differs from 1 before any update.",
+        "TRL's: whether dropout is off, in policy, reference and critic, also an adapter's and what a family applies "
+        "without a module of its own (attention, LayerDrop, router jitter). With dropout, rollout, old and new "
+        "log-probabilities each have their own random mask, so a ratio differs from 1 before any update.",
     )
 
     turn_buckets: Count = option(
@@ -236,6 +237,12 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             self.greater_is_better = False
         self._post_init_of_trl()
         check_training_arguments(self)
+        if self.disable_dropout and self.neftune_noise_alpha:
+            raise InputError(
+                f"neftune_noise_alpha: expected null with disable_dropout, got {self.neftune_noise_alpha}. Noise in "
+                "the embeddings makes a ratio differ from 1 before any update, as dropout does; leave it out, or set "
+                "disable_dropout: false."
+            )
         build_methods(self, critic=self.has_critic)  # checks them
         if self.loss_type == "cispo" and not (self.epsilon if self.epsilon_high is None else self.epsilon_high) >= 1:
             raise InputError(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from requests.adapters import HTTPAdapter
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.generation.continuous_batching.utils import WorkloadHints
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
@@ -48,6 +49,10 @@ def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
     if trainer.use_transformers_continuous_batching and not is_sharded:
         return ContinuousBatchingEngine(trainer)
     return TurnGenerator(trainer)
+
+
+# From transformers 5.24 on a model returns its cache, which accelerate takes for a tensor in half precision.
+PagedAttentionCache.float = lambda cache: cache
 
 
 class ContinuousBatchingEngine(PolicyEngine):

@@ -34,7 +34,10 @@ from epo_trl.evaluation.play import check_first_task
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.long_runs.callbacks import use_short_progress
 from epo_trl.long_runs.guards import check_aborts, first_errors, spread_nonfinite
+from epo_trl.long_runs.run_settings import shards_weights
 from epo_trl.methods import Batch, Comm, MicroBatch, Need, TokenScores
+from epo_trl.models.critic import causal_lm
+from epo_trl.models.families import check_reads_text, freeze_unread, settle_experts, turn_off_noise
 from epo_trl.models.load import get_attention
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
@@ -107,6 +110,13 @@ class EPOTrainer(LongRunTrainer):
                 rollout_func=_collected_episodes,
                 **kwargs,
             )
+        models = filter(None, (self.model, self.ref_model)) if args.disable_dropout else ()
+        self.without_noise = [one for model in models for one in turn_off_noise(model)]
+        policy = causal_lm(self.model)
+        if not shards_weights(args):
+            check_reads_text(policy)
+        freeze_unread(policy, quiet=args.process_index != 0)
+        settle_experts(self)
         if args.use_vllm:
             check_vllm_weights(self.model)
             # A colocated vLLM has seeded this process with its own seed. The ranks of one engine draw the same.

@@ -23,6 +23,7 @@ from epo_trl.evaluation import EvalReport, Protocol
 from epo_trl.evaluation.report_files import report_files
 from epo_trl.methods import Methods
 from epo_trl.models.adapters import made_from
+from epo_trl.models.families import Changed, as_published
 from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.setup import RolloutRules
@@ -82,6 +83,7 @@ class OwnModelCard:
     model: Any
     state: Any
     best_step: int | None = None  # step of the best evaluation, if its weights were loaded at the end
+    without_noise: Changed = []  # what `turn_off_noise` has changed in the configuration that is saved
     _tag_names: list[str]
 
     @property
@@ -100,7 +102,8 @@ class OwnModelCard:
             write_card(self, Path(self.args.output_dir))
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        with as_published(self.without_noise):
+            super()._save(output_dir, state_dict)  # type: ignore[misc]
         if self.args.should_save:
             write_card(self, Path(output_dir if output_dir is not None else self.args.output_dir))
 

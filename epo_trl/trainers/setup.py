@@ -18,6 +18,7 @@ from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context, sampled_tasks
 from epo_trl.methods import Methods, build_methods
 from epo_trl.models.critic import detach_critic
+from epo_trl.models.families import fitted
 from epo_trl.models.load import check_output_dir, load_tokenizer
 from epo_trl.models.names import tiny_size
 from epo_trl.rollout import ContextBuilder, RolloutSettings
@@ -158,6 +159,7 @@ def set_up(
     check_reference(args, methods, model, kwargs.get("peft_config"))
     if kwargs.get("peft_config") is not None and not path:
         warn_nameless_base(args)
+    _fit_adapter(kwargs, model, args)
     compares_states = any(getattr(method, "anchor", "") == "state" for method in methods.values())
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     warn_loss_scale(args)
@@ -172,6 +174,12 @@ def set_up(
         limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)
         suite = PooledSuite(suite, PoolSettings(args.env_workers, *limits))
     return Setup(methods, suite, train_dataset, test_tasks, tokenizer, rules)
+
+
+def _fit_adapter(kwargs: dict[str, Any], model: Any, args: EPOConfig) -> None:
+    if (adapter := kwargs.get("peft_config")) is not None:
+        trust = {"trust_remote_code": args.trust_remote_code}
+        kwargs["peft_config"] = fitted(adapter, model, dropout=not args.disable_dropout, **trust)
 
 
 def _check_kinds(suite: object, args: object) -> None:

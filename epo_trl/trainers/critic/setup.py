@@ -8,11 +8,11 @@ import torch
 from accelerate.utils import is_peft_model
 from trl import GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
-from trl.trainer.utils import disable_dropout_in_model
 
 from epo_trl.errors import InputError
 from epo_trl.models.adapters import Adapter
 from epo_trl.models.critic import Critic, causal_lm, copied_backbone, critic_aside, loaded_backbone, with_adapter
+from epo_trl.models.families import freeze_unread, turn_off_noise
 from epo_trl.trainers.checks import check_backbone, check_critic_vocabulary
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 
@@ -72,12 +72,16 @@ def make_critic(
     if args.critic_use_peft:
         if peft_config is None:
             raise InputError("critic_use_peft: expected False for a policy without an adapter, got True")
-        backbone = with_adapter(backbone, peft_config, autocast_adapter_dtype=not one_dtype)
+        backbone = with_adapter(
+            backbone, peft_config, dropout=not args.disable_dropout, autocast_adapter_dtype=not one_dtype
+        )
     config = (backbone if backbone is not None else base).config.get_text_config()
     dtype = base.dtype if one_dtype else torch.float32
     critic = Critic(config.hidden_size, backbone, dtype, token_head=token_head)
+    if backbone is not None:
+        freeze_unread(causal_lm(backbone), quiet=True)
     if args.disable_dropout:
-        disable_dropout_in_model(critic)
+        turn_off_noise(critic)
     return critic
 
 
