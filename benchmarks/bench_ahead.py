@@ -17,8 +17,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from bench_barrier import SIZES, SlowGames
-from bench_rollout import make_template, make_tokenizer
+from bench_rollout import SlowGames, make_template, make_tokenizer
 from bench_update import make_model
 from harness import Work, measure, parser, table, trainer_settings, write
 
@@ -26,6 +25,10 @@ from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.ahead import make_rollout_ahead
 from epo_trl.trainers.engines import VllmServerEngine
 
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
 STEPS = 5  # RL steps of a run; the first one has no batch that was played before
 NAMES = ("step_time", "time/wait_for_rollout", "time/wait_for_update")
 

@@ -16,6 +16,7 @@ conversation begins with its description of the tool, ours with a task of as man
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -140,6 +141,41 @@ class Tool:
             What one sees.
         """
         return self.observation
+
+
+class SlowGame(Game):
+    """A game that takes its time for an answer, without using the processor."""
+
+    seconds = 0.0
+    _due = 0.0
+
+    def step_async(self, action: str) -> None:
+        """Records when the answer is due."""
+        self._due = time.perf_counter() + self.seconds
+        super().step_async(action)
+
+    def has_answer(self) -> bool:
+        """Whether the answer is due."""
+        return time.perf_counter() >= self._due
+
+    def step_wait(self) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Waits until the answer is due."""
+        time.sleep(max(0.0, self._due - time.perf_counter()))
+        return super().step_wait()
+
+
+class SlowGames(Games):
+    """A suite of slow games."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("go on", "you see a drawer and a shelf . " * 4)
+        self.seconds = seconds
+
+    def make_env(self) -> SlowGame:
+        """Creates a game."""
+        game = SlowGame(*self.made)
+        game.seconds = self.seconds
+        return game
 
 
 def task_as_long_as_a_tool(tokenizer: PreTrainedTokenizerFast, observation: str) -> str:

@@ -39,8 +39,7 @@ if "RANK" not in os.environ:
     os.environ.update(ALONE, MASTER_PORT=str(free_port()))
 
 import weights_without_nccl  # noqa: E402
-from bench_barrier import SlowGames  # noqa: E402
-from bench_rollout import make_template, make_tokenizer  # noqa: E402
+from bench_rollout import SlowGames, make_template, make_tokenizer  # noqa: E402
 from bench_update import make_model  # noqa: E402
 from harness import parser, table, trainer_settings, write  # noqa: E402
 

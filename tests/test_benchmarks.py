@@ -88,15 +88,6 @@ def test_all_rollouts_sample_the_same_tokens_and_one_keeps_no_keys_and_values(mo
     assert reused == ["ours, concatenated", "ours, windowed"]
 
 
-def test_rollouts_with_and_without_a_barrier_play_all_turns(monkeypatch):
-    import bench_barrier
-
-    monkeypatch.setattr(bench_barrier, "SIZES", SIZES)
-    for way in (bench_barrier.PLAIN, bench_barrier.IN_STEP, bench_barrier.FREE):
-        passes, tokens = bench_barrier.make(way, 0.0, 2, 2, 4.0)()
-        assert passes > 0 and tokens >= 2 * 2, way
-
-
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_rl_steps_are_timed_in_turn_and_one_batch_ahead(ahead, monkeypatch):
     import bench_ahead

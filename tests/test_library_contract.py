@@ -13,7 +13,6 @@ import transformers
 from accelerate.commands import launch
 from foreign_names import ROOT, advice
 from transformers import GenerationConfig, MambaForCausalLM, PreTrainedModel, Trainer, TrainingArguments
-from transformers.generation.continuous_batching import continuous_api
 from transformers.integrations import deepspeed as integration
 from transformers.models.mixtral import modeling_mixtral
 
@@ -57,14 +56,6 @@ def test_a_model_can_leave_weights_out_when_it_is_saved(tmp_path):
 
 def test_a_model_says_whether_it_has_states_of_its_own():
     expect("_is_stateful", (False, True), lambda: (PreTrainedModel._is_stateful, MambaForCausalLM._is_stateful))
-
-
-def test_the_scheduler_of_continuous_batching_is_driven_step_by_step():
-    """Its own thread makes these three calls in a loop."""
-    processor = continuous_api.ContinuousBatchProcessor
-    expect("_generation_step", ["self", "model"], lambda: [*inspect.signature(processor._generation_step).parameters])
-    source = inspect.getsource(continuous_api.ContinuousBatchingManager._generation_loop_body)
-    expect_lines("_generation_step", source, "batch_processor.prepare_next_batch()", "batch_processor.update_batch()")
 
 
 def test_settings_of_generation_say_whether_they_were_made_from_a_models():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LINES = {"epo_trl/**/*.py": 34608, "tests/**/*.py": 39740, "docs/*.md": 5184}
+LINES = {"epo_trl/**/*.py": 34460, "tests/**/*.py": 39530, "docs/*.md": 5169}
 
 
 def count(pattern: str) -> int:

@@ -338,7 +338,7 @@ def test_one_turn_is_generated_from_token_ids(rollout):
 @pytest.mark.parametrize(
     "name",
     """_metrics _step _buffered_inputs processing_class pad_to_multiple_of eos_token_ids
-    generation_config generation_kwargs use_vllm use_transformers_continuous_batching temperature accelerator
+    generation_config generation_kwargs use_vllm temperature accelerator
     num_generations num_iterations current_gradient_accumulation_steps loss_type max_completion_length reward_weights
     rollout_func callback_handler""".split(),
 )

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 
 from epo_trl.errors import InputError
 from epo_trl.evaluation.report import SCALARS
-from epo_trl.long_runs.run_settings import shards_weights, uses_fsdp, uses_zero3
+from epo_trl.long_runs.run_settings import shards_weights, uses_zero3
 from epo_trl.methods import Methods, Need
 from epo_trl.models.adapters import is_adapted
 from epo_trl.models.load import load_tokenizer, sequence_limit
@@ -206,19 +206,6 @@ def vespo_weight(args: EPOConfig, tokens: int) -> float:
 def _ratios_differ_from_1(args: EPOConfig) -> bool:
     """Returns whether a batch has several updates, or was sampled by vLLM, whose rounding differs."""
     return args.updates_within_batch or args.use_vllm and args.vllm_importance_sampling_correction
-
-
-def check_half_precision(args: EPOConfig) -> None:
-    """Raises `InputError` if generation would leave the weights in half precision.
-
-    TRL casts the policy for continuous batching. `keeping_precision` restores it, but not under FSDP's sharding.
-    """
-    half = "bf16" if args.bf16 else "fp16" if args.fp16 else ""
-    if args.use_transformers_continuous_batching and half and uses_fsdp(args):
-        raise InputError(
-            f"use_transformers_continuous_batching: expected False with {half} under FSDP, got True. TRL would cast "
-            f"the weights to {half} permanently. Set it to False, or use_vllm to True, or use ZeRO or DDP."
-        )
 
 
 def check_adapter(model: Any, peft_config: Any) -> None:

@@ -237,6 +237,8 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             self.greater_is_better = False
         self._post_init_of_trl()
         check_training_arguments(self)
+        if self.use_transformers_continuous_batching:
+            raise InputError("use_transformers_continuous_batching: expected false, got true; set use_vllm instead")
         if self.disable_dropout and self.neftune_noise_alpha:
             raise InputError(
                 f"neftune_noise_alpha: expected null with disable_dropout, got {self.neftune_noise_alpha}. Noise in "

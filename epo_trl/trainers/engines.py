@@ -1,37 +1,29 @@
 """Engines without a barrier: each episode of each rank gets its next response as soon as it has asked for it.
 
-Generation in lockstep is needed where it is collective: where the weights are sharded over ranks (ZeRO-3, FSDP) or
-vLLM's tensor parallel group must see the same prompts. `make_engine` chooses.
+vLLM has them, unless its tensor parallel group must see the same prompts. transformers' generation is in lockstep.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import torch
 from requests.adapters import HTTPAdapter
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
-from transformers.generation.continuous_batching.utils import WorkloadHints
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
-from trl.models.utils import unwrap_model_for_generation
 
-from epo_trl.long_runs.run_settings import uses_fsdp
-from epo_trl.models.load import get_attention
 from epo_trl.models.vllm_requests import VllmRequests
 from epo_trl.rollout import ContextBuilder, EngineError, Response
-from epo_trl.trainers.generation import PolicyEngine, TurnGenerator, keeping_precision
+from epo_trl.trainers.generation import PolicyEngine, TurnGenerator
 
 _LARGEST_POOL = 256  # requests that a rank has at a server at once
 
 
 def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
-    """Returns the engine for a trainer's back end: without a barrier where generation is not collective.
+    """Returns the engine for a trainer's back end: without a barrier with vLLM where it is not collective.
 
     Raises:
         InputError: If `request_seeds` is set and the back end takes none.
@@ -45,96 +37,7 @@ def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
         if args.vllm_mode == "server":
             return VllmServerEngine(trainer)
         return VllmEngine(trainer) if args.vllm_tensor_parallel_size == 1 else TurnGenerator(trainer)
-    is_sharded = trainer.is_deepspeed_enabled or uses_fsdp(args)
-    if trainer.use_transformers_continuous_batching and not is_sharded:
-        return ContinuousBatchingEngine(trainer)
     return TurnGenerator(trainer)
-
-
-# From transformers 5.24 on a model returns its cache, which accelerate takes for a tensor in half precision.
-PagedAttentionCache.float = lambda cache: cache
-
-
-class ContinuousBatchingEngine(PolicyEngine):
-    """transformers' continuous batching, with one manager for the whole rollout.
-
-    Its scheduler runs in this thread and not in its own, so that threads do not decide the order of the samples.
-    """
-
-    _manager: Any = None
-    _processor: Any = None
-
-    @contextmanager
-    def rollout(self, context: ContextBuilder, count: int) -> Iterator[None]:
-        """Prepares the cache and the policy, which keeps the precision of the run for the rollout."""
-        trainer = self._trainer
-        training, precision = trainer.model.training, self._precision
-        checkpointing = trainer.args.gradient_checkpointing_kwargs
-        with (
-            self.around(),
-            keeping_precision(trainer.model),
-            unwrap_model_for_generation(
-                trainer.model_wrapped, trainer.accelerator, gradient_checkpointing_kwargs=checkpointing
-            ) as policy,
-        ):
-            policy.to(precision)
-            if trainer.args.cast_lm_head_to_fp32:
-                policy.lm_head.float()
-            attention = get_attention(policy)
-            config = copy.deepcopy(trainer.continuous_batching_config)
-            config.use_async_batching = False
-            self._manager = policy.init_continuous_batching(
-                trainer.generation_config, config, WorkloadHints(num_requests=count)
-            )
-            try:
-                self._manager.warmup()
-                self._processor = self._manager.batch_processor
-                yield
-            finally:
-                self._manager.destroy()
-                self._manager = self._processor = None
-                policy.set_attn_implementation(attention)
-        trainer.model.train(training)
-
-    @property
-    def _precision(self) -> torch.dtype | None:
-        args = self._trainer.args
-        return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-
-    def submit(self, number: int, prompt_ids: list[int]) -> None:
-        """Adds the request to the manager's queue."""
-        config = self._trainer.generation_config
-        self._manager.add_request(
-            prompt_ids, str(number), max_new_tokens=config.max_new_tokens, eos_token_id=config.eos_token_id
-        )
-
-    def collect(self, seconds: float | None) -> list[Response]:
-        """Runs one step of the scheduler, or as many as it takes until a response is ready.
-
-        Raises:
-            EngineError: If the cache is too small for a sequence.
-        """
-        while True:
-            self._step()
-            results = []
-            while (result := self._manager.get_result(timeout=0.0)) is not None:
-                results.append(result)
-            if results or seconds is not None:
-                return [Response(int(one.request_id), one.generated_tokens, error=one.error or "") for one in results]
-
-    def _step(self) -> None:
-        try:
-            if self._processor.prepare_next_batch():
-                self._processor._generation_step(self._manager.model)
-                self._processor.update_batch()
-        except RuntimeError as error:
-            if "scheduled" not in str(error):
-                raise
-            raise EngineError(
-                "transformers_continuous_batching_config: expected a cache that holds the longest sequence, got "
-                f"{self._processor.cache.num_blocks} blocks of {self._manager.continuous_batching_config.page_size} "
-                f"tokens ({error}). Raise num_blocks"
-            ) from error
 
 
 class VllmEngine(VllmRequests, PolicyEngine):
@@ -149,7 +52,7 @@ class VllmEngine(VllmRequests, PolicyEngine):
     @contextmanager
     def rollout(self, context: ContextBuilder, count: int) -> Iterator[None]:
         """Keeps vLLM awake, and drops the requests that an error leaves behind."""
-        with self.around(), self.keeping_vllm_awake():
+        with self.keeping_vllm_awake():
             self._begin_requests()
             self._settings = sampling_settings(self._trainer)
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -17,28 +17,6 @@ from epo_trl.models.adapters import keeping_base
 from epo_trl.models.generate import UNCHANGED, decoding, narrowing, without_own_settings
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes
 from epo_trl.rollout import ContextBuilder, Engine, InStep, Response
-
-
-@contextmanager
-def keeping_precision(model: torch.nn.Module) -> Iterator[None]:
-    """Restores the original dtype and values of anything the block casts: parameters, their gradients and buffers.
-
-    For continuous batching, TRL casts the policy to the precision of the run and leaves it there, so an fp32 weight
-    loses every update below bf16's resolution. The originals are kept by reference: restoring copies nothing, and the
-    cast copies (half the size of the fp32 weights) only exist within the block. The block must not change the weights.
-    """
-    tensors = [tensor for p in model.parameters() for tensor in (p, p.grad) if tensor is not None]
-    originals = [(tensor, tensor.data) for tensor in tensors]
-    buffers = [(module, *named) for module in model.modules() for named in module.named_buffers(recurse=False)]
-    try:
-        yield
-    finally:
-        for tensor, original in originals:
-            if tensor.dtype != original.dtype:
-                tensor.data = original
-        for module, name, original in buffers:
-            if getattr(module, name).dtype != original.dtype:
-                setattr(module, name, original)
 
 
 class RequestSeeds:
@@ -68,7 +46,6 @@ class PolicyEngine(Engine):
         trainer: Trainer whose policy, settings and back end are used.
 
     Attributes:
-        around: Context manager around everything that uses the policy.
         shares_devices: Whether it generates on the trainer's devices, so that only one of the two can work at a time.
         takes_seeds: Whether it accepts the seed of a request.
         part: Name of the part of the run that a rollout is for, if it is not the trainer's RL step.
@@ -82,11 +59,9 @@ class PolicyEngine(Engine):
         if trainer.args.request_seeds and not self.takes_seeds:
             raise InputError(
                 "request_seeds: expected False, except with vLLM where it does not generate in lockstep, got True. In "
-                "lockstep, samples are drawn in the same order in every run; with continuous batching, set "
-                "env_workers to 0 for that"
+                "lockstep, samples are drawn in the same order in every run"
             )
         self._trainer = trainer
-        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._seeds = RequestSeeds()
 
     def rollout(self, context: ContextBuilder, count: int) -> AbstractContextManager[Any]:
@@ -201,23 +176,14 @@ class TurnGenerator(InStep, PolicyEngine):
         return None if responses is None else [response for response in responses if response.number >= 0]
 
     def _generate_turn(self, prompt_ids: list[list[int]]) -> Any:
-        """Generates a response to each prompt. Restores mode and weights, which continuous batching changes.
+        """Generates a response to each prompt.
 
         Autocast keeps its bf16 copies of fp32 weights until its outermost block ends. Around the call, they are made
         once per turn instead of once per token.
         """
         trainer = self._trainer
-        model, training = trainer.model, trainer.model.training
-        casts_once = not (trainer.use_vllm or trainer.use_transformers_continuous_batching)
-        with (
-            self.around(),
-            keeping_precision(model),
-            trainer.accelerator.autocast() if casts_once else nullcontext(),
-        ):
-            responses = trainer._generate_single_turn(prompt_ids, None, {}, 1)
-        if model.training != training:
-            model.train(training)
-        return responses
+        with nullcontext() if trainer.use_vllm else trainer.accelerator.autocast():
+            return trainer._generate_single_turn(prompt_ids, None, {}, 1)
 
     def prompts_needed(self, running: int) -> int:
         """Returns the number of prompts this rank must generate for, given its number of running episodes. Collective.
@@ -235,7 +201,7 @@ class TurnGenerator(InStep, PolicyEngine):
 
     @contextmanager
     def rollout(self, context: ContextBuilder, count: int) -> Iterator[None]:
-        """Reuses the key-value cache of the previous turn, unless the back end already does so.
+        """Reuses the key-value cache of the previous turn; vLLM does so itself.
 
         Hides the checkpoint's own generation settings: `generate` would take those that TRL leaves unset, such as min_p
         and suppress_tokens, and the loss assumes the full distribution.
@@ -247,7 +213,6 @@ class TurnGenerator(InStep, PolicyEngine):
             return
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
         with without_own_settings(model):
-            recomputes = trainer.use_transformers_continuous_batching
-            reuses = not recomputes and can_reuse(model, trainer.generation_config)
+            reuses = can_reuse(model, trainer.generation_config)
             with reusing_prefixes(model, int(not context.is_windowed)) if reuses else nullcontext():
                 yield

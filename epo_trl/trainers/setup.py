@@ -27,7 +27,6 @@ from epo_trl.trainers.checks import (
     check_adapter,
     check_arguments,
     check_best_metric,
-    check_half_precision,
     check_passes,
     check_reference,
     check_reference_weights,
@@ -164,7 +163,6 @@ def set_up(
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     warn_loss_scale(args)
     check_sampling(args)
-    check_half_precision(args)
     check_adapter(model, kwargs.get("peft_config"))
     check_passes(args, model, kwargs.get("peft_config"))
     warn_empty_thought(args, rules.context)

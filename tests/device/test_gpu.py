@@ -12,7 +12,6 @@ import trl.trainer.utils as trl_utils
 from fused_heads import nucleus_entropy_of
 from launcher import launch, needs_deepspeed, start_program
 from ppo_kit import STATES, is_critic, parts
-from test_generation_backends import CONTINUOUS
 from test_head_statistics import mean_discriminator_of
 from trainer_kit import (
     catch_step,
@@ -217,11 +216,10 @@ def test_a_head_of_150_000_columns_is_exact_to_bfloat16_without_all_logits(name)
 
 
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
-@pytest.mark.parametrize("backend", [{}, CONTINUOUS], ids=["in step", "continuous batching"])
-def test_an_engine_decodes_greedily_what_plain_generate_does(tmp_path, backend, context):
+def test_the_engine_decodes_greedily_what_plain_generate_does(tmp_path, context):
     model = make_qwen(len(toy_tokenizer()))
-    trainer = make_trainer(tmp_path, model=model, context=context, max_turns=4, max_completion_length=10, **backend)
-    assert trainer.player.engine.in_step == (not backend)
+    trainer = make_trainer(tmp_path, model=model, context=context, max_turns=4, max_completion_length=10)
+    assert trainer.player.engine.in_step
     with trainer.player.engine.sampling(0.0, seed=0):
         episodes = trainer.play([(f"train/{i}", 0) for i in range(6)])
     settings = trainer.generation_config

@@ -9,9 +9,6 @@ from test_epo_trainer import (
 )
 from test_generation_backends import (
     test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept,
-    test_continuous_batching_answers_each_prompt_as_plain_generate_does,
-    test_continuous_batching_leaves_a_critic_its_precision,
-    test_rl_steps_and_greedy_evaluations_run_on_continuous_batching,
 )
 from test_method_table import test_its_gradient_does_not_depend_on_how_the_batch_is_cut
 from test_ppo_trainer import (

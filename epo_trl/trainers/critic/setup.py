@@ -114,8 +114,7 @@ def hide_critic(trainer: GRPOTrainer) -> None:
     """Hides the critic from TRL's reference model and its generation.
 
     The reference model has no critic, and `sync_ref_model` pairs all parameters of both models. vLLM has no critic, and
-    TRL sends it all parameters. For continuous batching, TRL casts the whole model to the precision of the run and
-    leaves it there, including the critic and its head in float32; DeepSpeed manages its own precisions.
+    TRL sends it all parameters.
     """
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, SyncRefModelCallback):
@@ -134,5 +133,3 @@ def hide_critic(trainer: GRPOTrainer) -> None:
                 sync_weights()
 
         trainer.vllm_generation.sync_weights = sync_policy_weights
-    if trainer.use_transformers_continuous_batching and not trainer.is_deepspeed_enabled:
-        trainer.player.engine.around = lambda: critic_aside(trainer.model)
