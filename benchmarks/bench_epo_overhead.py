@@ -85,7 +85,7 @@ def make(steps: int, repeats: int, sizes: dict[str, int] | None) -> Compared:
         model = make_model(sizes)
     config = EPOConfig(
         **trainer_settings(bf16=False, gradient_checkpointing=sizes is REAL), learning_rate=0.0, max_steps=steps,
-        per_device_train_batch_size=1 if sizes else 8, gradient_accumulation_steps=8 if sizes else 4, turn_buckets=3,
+        per_device_train_batch_size=1 if sizes else 8, gradient_accumulation_steps=8 if sizes else 4,
         num_generations=8, seed=0, max_turns=10, max_prompt_length=1024 if sizes is REAL else 512,
         max_completion_length=20, prompt_template=template,
     )  # fmt: skip

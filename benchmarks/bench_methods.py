@@ -67,7 +67,7 @@ def make(name: str, episodes: list[Episode], sizes: dict[str, int]) -> Any:
     changes |= {slot: name if slot == "credit" else [name]}
     settings = trainer_settings(use_cpu=True, bf16=False, per_device_train_batch_size=len(episodes), max_steps=100)
     turns = len(episodes[0].turns)
-    args = config(**settings, prompt_template="compact", turn_buckets=3, max_turns=turns, **changes)
+    args = config(**settings, prompt_template="compact", max_turns=turns, **changes)
     tokenizer = build_tokenizer(corpus(ToySuite(), "compact"))
     model = saved(make_model(sizes), Path(args.output_dir) / "start")
     trainer: Any = kind(model, ToySuite(), args=args, processing_class=tokenizer)

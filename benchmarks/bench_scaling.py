@@ -20,7 +20,7 @@ SIZES = {
 def make_all(count: int, turns: int) -> Work:
     """Builds a benchmark of forward and backward passes over all episodes. Every micro-batch is the same four."""
     episodes = make_episodes(MICRO_BATCH, turns, prompt=100, response=20, vocabulary=SIZES["vocab_size"])
-    one = make("ours", episodes, SIZES, buckets=3)
+    one = make("ours", episodes, SIZES)
 
     def work() -> None:
         for _ in range(count // MICRO_BATCH):

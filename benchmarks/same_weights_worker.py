@@ -39,7 +39,7 @@ COMMON: dict[str, Any] = {
     "save_strategy": "no", "logging_steps": 1, "report_to": [], "disable_tqdm": True, "seed": 1,
 }  # fmt: skip
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
-    "alfworld": {"prompt_template": "compact", "turn_buckets": 2},
+    "alfworld": {"prompt_template": "compact"},
     "corridor": {"prompt_template": "corridor", "env_reward_weight": 0.5},
 }
 METHODS: dict[str, dict[str, Any]] = {

@@ -36,7 +36,7 @@ SETTINGS: dict[str, Any] = {
     "kappa_high": 1.0,
     "max_turns": TURNS,
     "env_reward_weight": 1.0,
-    "turn_buckets": 2,
+    "tokens_per_pass": 120,
     "max_aborted_share": 1.0,
 }
 ZERO2 = {**ZERO3, "zero_optimization": {"stage": 2}}

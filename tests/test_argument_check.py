@@ -1,7 +1,6 @@
 """Settings of transformers that it looks at late are refused when a configuration is made, by name."""
 
 import math
-from contextlib import nullcontext
 from copy import copy, deepcopy
 from functools import partial
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from transformers import TrainingArguments
 from epo_trl.cli.imitation import ImitationConfig
 from epo_trl.long_runs.run_settings import check_training_arguments, warn_rounded_updates
 from epo_trl.trainers import EPOConfig
-from epo_trl.trainers.checks import check_passes
+from epo_trl.trainers.setup import tokens_per_pass
 
 WRONG = [
     ("learning_rate", -1.0, "a number >= 0"),
@@ -202,31 +201,24 @@ def test_checkpointing_by_length_is_refused_where_ranks_gather_weights_together(
         forget_the_mode()
 
 
-REFUSED = {"stage": 3, "turn_buckets": 4, "pack_turns": False, "gradient_checkpointing": True}
+ONE_PASS = {"stage": 3, "tokens_per_pass": 40, "gradient_checkpointing": True}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {}, {"stage": 2}, {"stage": None}, {"turn_buckets": 1}, {"pack_turns": True}, {"gradient_checkpointing": False},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [{}, {"stage": 2}, {"stage": None}, {"gradient_checkpointing": False}])
 def test_an_adapter_under_zero3_takes_one_pass_with_gradient_checkpointing(change):
     """With several, DeepSpeed's first backward pass ended in an AssertionError without a message."""
-    settings = {**REFUSED, **change}
+    settings = {**ONE_PASS, **change}
     stage = settings.pop("stage")
     plugin = None if stage is None else SimpleNamespace(zero_stage=stage)
-    args = SimpleNamespace(deepspeed_plugin=plugin, **settings)
-    for model in (make_model(), "a/path"):
-        check_passes(args, model, None)
-    adapter = LoraConfig(target_modules="all-linear")
-    for model, peft_config in (
-        (make_model(), adapter),
-        ("a/path", adapter),
-        (get_peft_model(make_model(), adapter), None),
-    ):
-        with nullcontext() if change else pytest.raises(ValueError, match="^turn_buckets: expected 1 .*, got 4; set"):
-            check_passes(args, model, peft_config)
+    args, device = SimpleNamespace(deepspeed_plugin=plugin, **settings), torch.device("cpu")
+    adapted = get_peft_model(make_model(), LoraConfig(target_modules="all-linear"))
+    assert tokens_per_pass(args, make_model(), device) == 40
+    assert tokens_per_pass(args, adapted, device) == (40 if change else None)
+
+
+def test_passes_have_a_limit_by_the_kind_of_device():
+    args = SimpleNamespace(deepspeed_plugin=None, tokens_per_pass=None)
+    assert [tokens_per_pass(args, make_model(), torch.device(kind)) for kind in ("cpu", "cuda")] == [2_048, 16_384]
 
 
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])

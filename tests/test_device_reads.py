@@ -65,7 +65,9 @@ def test_a_micro_batch_asks_the_device_for_nothing(tmp_path, name):
     assert reads.total() <= ALLOWED + CHOSEN.get(name, 0), reads
 
 
-@pytest.mark.parametrize("changes", [{"turn_buckets": 3}, {"pack_turns": True}, {"context": "concatenated"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"tokens_per_pass": 60}, {"pack_turns": True}, {"context": "concatenated"}], ids=str
+)
 def test_no_more_of_it_in_other_passes(tmp_path, changes):
     reads = micro_batch_reads(trainer_of(tmp_path, "epo", {"epo_lambda": 0.5, **changes}))
     assert reads.total() <= ALLOWED, reads

@@ -11,7 +11,7 @@ from trl.trainer.utils import add_fused_lm_head
 from epo_trl.methods import Need
 from epo_trl.trainers.scoring.fused_head import mean_discriminator, nucleus_entropy
 from epo_trl.trainers.scoring.top_p import own_nucleus_entropy, top_p_entropy
-from epo_trl.trainers.scoring.turn_forward import find_nuclei, score_turns
+from epo_trl.trainers.scoring.turn_forward import Passes, find_nuclei, score_turns
 from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
 
 CUT, TOP_P = 0.03, 0.8
@@ -74,14 +74,14 @@ def test_it_is_what_the_whole_distribution_gives(need, head):
 
 
 @pytest.mark.parametrize("windowed", [True, False])
-@pytest.mark.parametrize("way", [{"buckets": 2}, {"buckets": 9}, {"packed": True}], ids=str)
+@pytest.mark.parametrize("way", [Passes(16), Passes(4), Passes(packed=True)], ids=str)
 def test_they_do_not_depend_on_the_forward_passes(windowed, way):
     reference, batch = make_model(), cut(windowed)
     model = disturbed(reference)
     fused(model, reference)
-    assert torch.equal(find_nuclei(reference, batch, CUT), find_nuclei(reference, batch, CUT, **way))
+    assert torch.equal(find_nuclei(reference, batch, CUT), find_nuclei(reference, batch, CUT, passes=way))
     statistics = asked(reference, batch)
-    one, other = (score_turns(model, batch, statistics=statistics, **each) for each in ({}, way))
+    one, other = (score_turns(model, batch, statistics=statistics, passes=each) for each in (Passes(), way))
     torch.testing.assert_close(one.log_probs, other.log_probs)
     for need in PLAIN:
         assert one.head[need].abs().max() > 0.005

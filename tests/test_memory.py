@@ -256,7 +256,7 @@ def test_the_command_reads_a_shipped_config(command):
     found = json.loads(command(*words, "--json")[1])
     assert (found["model"], found["gpus"], found["fits"]) == ("Qwen2.5-3B", 8, True)
     assert found["bytes"]["vLLM beside it"] == 0.35 * 80e9
-    assert found["bytes"]["activations"] == 2 * 128_000 * (36 * 2048 + 8 * 2048 + 3 * 11008)
+    assert found["bytes"]["activations"] == 2 * (128_000 * 36 * 2048 + 16_384 * (8 * 2048 + 3 * 11008))
     for name in ("activation_checkpointing", "gradient_checkpointing"):  # the new name, and TRL's
         without = json.loads(command(*words, "--json", f"--{name}", "false")[1])["bytes"]
         assert without["activations"] == 2 * 128_000 * 36 * (8 * 2048 + 3 * 11008)

@@ -133,7 +133,9 @@ def trainer_of(folder, make=make_trainer, **changes):
 
 
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
-@pytest.mark.parametrize("passes", [{}, {"turn_buckets": 2}, {"pack_turns": True}], ids=["padded", "buckets", "packed"])
+@pytest.mark.parametrize(
+    "passes", [{}, {"tokens_per_pass": 40}, {"pack_turns": True}], ids=["padded", "passes", "packed"]
+)
 def test_the_gradient_of_a_step_is_that_of_the_mean_of_means(tmp_path, context, passes):
     """No advantage, a policy that has moved away from the reference, micro-batches of two."""
     trainer = trainer_of(

@@ -3,6 +3,7 @@
 Literal tensors: `_` is padding (0 in the ids, -1 in the turn ids), tens of a token id are its turn.
 """
 
+import random
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -28,7 +29,7 @@ from trl.trainer.utils import add_fused_lm_head
 from epo_trl.trainers import epo_trainer
 from epo_trl.trainers.checks import check_packing
 from epo_trl.trainers.scoring.fused_head import compact_scoring
-from epo_trl.trainers.scoring.turn_forward import score_turns
+from epo_trl.trainers.scoring.turn_forward import Passes, score_turns
 from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
 
 CONTEXTS = ("windowed", "concatenated")
@@ -187,17 +188,47 @@ def test_compact_scoring_changes_neither_values_nor_gradients(monkeypatch, windo
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+AS_OTHERS = Passes(24, agree=lambda count: count + 2)  # another rank needs two more
+WAYS = [Passes(24), Passes(4), Passes(packed=True), Passes(8, packed=True), AS_OTHERS]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("limit", [1, 40, 1000, 10**6])
+def test_a_pass_has_no_more_tokens_than_the_limit_and_there_is_none_too_many(packed, limit):
+    rng = random.Random(limit)
+    for count in (1, 2, 30, 200):
+        lengths = sorted((rng.randint(2, 90) for _ in range(count)), reverse=True)
+        sizes = Passes(limit, packed).sizes(lengths)
+        parts, start = [], 0
+        for size in sizes:
+            parts.append(lengths[start : start + size])
+            start += size
+        assert start == count and all(parts)
+        costs = [sum(part) if packed else len(part) * part[0] for part in parts]
+        assert all(cost <= limit or len(part) == 1 for cost, part in zip(costs, parts, strict=True))
+        if packed and limit >= 1000:
+            assert len(sizes) == -(-sum(lengths) // limit) or max(costs) - min(costs) <= 90
+        assert Passes(limit, packed, lambda own: own + 3).sizes(lengths).count(0) <= 3
+        assert len(Passes(limit, packed, lambda own: own + 3).sizes(lengths)) == len(sizes) + 3
+    assert Passes(None, packed).sizes(lengths) == [count]
+
+
+def test_passes_are_equally_large_not_full_and_a_rest():
+    assert Passes(100).sizes([10] * 11) == [6, 5] and Passes(100).sizes([30, 30, 30, 10]) == [2, 2]
+    assert Passes(100, packed=True).sizes([60, 30, 30, 30]) == [2, 2]
+
+
 @pytest.mark.parametrize("windowed", [True, False])
-@pytest.mark.parametrize("way", [{"buckets": 2}, {"buckets": 9}, {"packed": True}], ids=str)
+@pytest.mark.parametrize("way", WAYS, ids=str)
 def test_values_and_gradients_do_not_depend_on_the_passes(monkeypatch, windowed, way):
     """Six turns (windowed) or three rows, of lengths 2 to 11, in one padded pass and otherwise."""
     compute_in_float64(monkeypatch)
     model = scoring_model("llama").double()
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
     found = []
-    for passes in ({}, way):
+    for passes in (Passes(), way):
         model.zero_grad()
-        found.append(score_turns(model, batch, **passes))
+        found.append(score_turns(model, batch, passes=passes))
         (found[-1].log_probs.sum() + found[-1].entropy.square().sum()).backward()
         found.append([p.grad.clone() for p in model.parameters()])
     one, one_gradient, other, other_gradient = found
@@ -208,7 +239,7 @@ def test_values_and_gradients_do_not_depend_on_the_passes(monkeypatch, windowed,
 
 
 @pytest.mark.parametrize("windowed", [True, False])
-@pytest.mark.parametrize("way", [{}, {"buckets": 3}, {"buckets": 9}, {"packed": True}], ids=str)
+@pytest.mark.parametrize("way", [Passes(), Passes(16), Passes(4), Passes(packed=True), AS_OTHERS], ids=str)
 def test_the_router_loss_is_that_of_the_turns_alone(windowed, way):
     """Reference: every turn by itself, no padding; the third row has no sampled token (it was aborted)."""
     model = make_mixture()
@@ -223,11 +254,11 @@ def test_the_router_loss_is_that_of_the_turns_alone(windowed, way):
             logits.append(output.router_logits)
     assert len(logits) == (5 if windowed else 2)
     expected = load_balancing_loss_func(tuple(torch.cat(layer) for layer in zip(*logits, strict=True)), 4, 2)
-    aux_loss = score_turns(model, batch, output_router_logits=True, **way).aux_loss
+    aux_loss = score_turns(model, batch, output_router_logits=True, passes=way).aux_loss
     torch.testing.assert_close(aux_loss, expected, rtol=1e-5, atol=1e-6)
     aux_loss.backward()
     assert model.model.layers[0].mlp.gate.weight.grad.abs().max() > 1e-4
-    assert score_turns(model, batch, **way).aux_loss is None
+    assert score_turns(model, batch, passes=way).aux_loss is None
 
 
 def test_the_router_loss_of_a_batch_without_sampled_tokens_is_zero():
@@ -243,7 +274,7 @@ def test_packed_turns_have_no_padding_and_positions_of_their_own():
     model, batch = scoring_model("llama"), cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     seen = []
     model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
-    score_turns(model, batch, packed=True)
+    score_turns(model, batch, passes=Passes(packed=True))
     lengths = [5, 3, 3, 2, 4, 3]
     assert seen[0]["input_ids"].shape == seen[0]["labels"].shape == (1, sum(lengths))
     assert seen[0]["position_ids"].tolist() == [[i for length in lengths for i in range(length)]]

@@ -49,15 +49,18 @@ def read_run(
     colocated = settings.get("use_vllm") and settings.get("vllm_mode") != "server"
     asleep = settings.get("vllm_enable_sleep_mode")
     share = float(settings["vllm_gpu_memory_utilization"]) if colocated and not asleep else 0.0
+    # transformers' new name for it, where its version has it, else TRL's
+    checkpoints = bool(settings.get("activation_checkpointing", settings.get("gradient_checkpointing")))
+    one_pass = bool(settings.get("use_peft")) and zero_stage == 3 and checkpoints
     run = Run(
         gpus=gpus,
         zero_stage=zero_stage,
         offload=offload,
         batch_tokens=tokens,
+        pass_tokens=tokens if one_pass else settings.get("tokens_per_pass") or Run.pass_tokens,
         reference=bool(settings.get("beta")) or bool({"ref-nucleus", "archer"} & _methods(settings)),
         critic=settings.get("algorithm") == "ppo" and settings.get("critic") == "separate",
-        # transformers' new name for it, where its version has it, else TRL's
-        gradient_checkpointing=bool(settings.get("activation_checkpointing", settings.get("gradient_checkpointing"))),
+        gradient_checkpointing=checkpoints,
         lora_rank=_whole(settings, "lora_r") if settings.get("use_peft") else 0,
         critic_lora=bool(settings.get("critic_use_peft")),
         vllm_bytes=share * gpu_gb * GB,

@@ -110,16 +110,18 @@ class Run:
 
     `zero_stage` is 0 (DDP), 2 or 3; `offload` moves ZeRO-3's weights and optimizer state to host memory.
     `batch_tokens` is the number of tokens of one micro-batch on one GPU, including padding:
-    `per_device_train_batch_size` x turns x tokens per turn. `reference`: whether there is a reference model (`beta`
-    above 0, `ref-nucleus` or `archer`). `lora_rank` above 0 trains adapters of that rank on every linear layer of the
-    policy, with `critic_lora` of the critic too; the reference is then the model without its adapter. `vllm_bytes` is
-    what a vLLM that shares the GPU keeps during the update.
+    `per_device_train_batch_size` x turns x tokens per turn. `pass_tokens` is that of one forward pass over a part of it
+    (`tokens_per_pass`), whose layers the backward pass recomputes at a time. `reference`: whether there is a reference
+    model (`beta` above 0, `ref-nucleus` or `archer`). `lora_rank` above 0 trains adapters of that rank on every linear
+    layer of the policy, with `critic_lora` of the critic too; the reference is then the model without its adapter.
+    `vllm_bytes` is what a vLLM that shares the GPU keeps during the update.
     """
 
     gpus: Count = 8
     zero_stage: Annotated[int, OneOf((0, 2, 3))] = 3
     offload: bool = False
     batch_tokens: Count = 16384
+    pass_tokens: Count = 16384
     reference: bool = True
     critic: bool = False
     gradient_checkpointing: bool = True
@@ -187,7 +189,7 @@ def _activations(shape: ModelShape, run: Run) -> int:
     """Numbers stored for the backward pass: each layer's input, and the activations of the layer being recomputed."""
     layer = KEPT_PER_HIDDEN * shape.hidden_size + KEPT_PER_INNER * shape.inner_size
     if run.gradient_checkpointing:
-        return run.batch_tokens * (shape.layers * shape.hidden_size + layer)
+        return run.batch_tokens * shape.layers * shape.hidden_size + min(run.batch_tokens, run.pass_tokens) * layer
     return run.batch_tokens * shape.layers * layer
 
 

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 
 from epo_trl.errors import InputError
 from epo_trl.evaluation.report import SCALARS
-from epo_trl.long_runs.run_settings import shards_weights, uses_zero3
+from epo_trl.long_runs.run_settings import shards_weights
 from epo_trl.methods import Methods, Need
 from epo_trl.models.adapters import is_adapted
 from epo_trl.models.load import load_tokenizer, sequence_limit
@@ -218,20 +218,6 @@ def check_adapter(model: Any, peft_config: Any) -> None:
         )
 
 
-def check_passes(args: EPOConfig, model: Any, peft_config: Any) -> None:
-    """Raises `InputError` for several passes in a step in which DeepSpeed expects the gradient of a weight once.
-
-    With gradient checkpointing, ZeRO-3 reduces the gradients of an adapter in each pass.
-    """
-    adapted = peft_config is not None or not isinstance(model, str) and is_peft_model(model)
-    several = args.turn_buckets > 1 and not args.pack_turns
-    if uses_zero3(args) and adapted and several and args.gradient_checkpointing:
-        raise InputError(
-            "turn_buckets: expected 1 with an adapter under ZeRO-3 with gradient checkpointing, got "
-            f"{args.turn_buckets}; set turn_buckets 1 (or pack_turns), gradient_checkpointing false, or use ZeRO-2"
-        )
-
-
 def check_packing(model: Any, attention: str) -> None:
     """Raises `InputError` if sequences packed into one row affect each other; warns if padding is faster.
 
@@ -246,7 +232,7 @@ def check_packing(model: Any, attention: str) -> None:
     if "flash" not in attention:
         warnings.warn(
             f"pack_turns: got True with {attention!r} attention, which computes the whole row and masks most of it. "
-            "Flash attention skips the masked part. With this implementation, turn_buckets is faster.",
+            "Flash attention skips the masked part. With this implementation, padding is faster.",
             stacklevel=2,
         )
     device, training = next(model.parameters()).device, model.training

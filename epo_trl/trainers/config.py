@@ -110,6 +110,10 @@ class RolloutArguments(ResponseArguments, EpisodeArguments, RewardArguments):
     )
 
 
+# Default of `tokens_per_pass` (docs/performance.md).
+GPU_TOKENS, CPU_TOKENS = 16_384, 2_048
+
+
 @dataclass
 class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     """GRPOConfig plus the terms of EPO (arXiv 2509.22576) and the settings of a multi-turn rollout.
@@ -182,15 +186,15 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         "log-probabilities each have their own random mask, so a ratio differs from 1 before any update.",
     )
 
-    turn_buckets: Count = option(
-        1,
-        "Number of forward passes over which the turns of a micro-batch are spread, sorted by length. More passes "
-        "compute less padding.",
+    tokens_per_pass: Count | None = option(
+        None,
+        "Maximum number of tokens of a forward pass of the update, padding included: the turns of a micro-batch "
+        "(windowed context) or its episodes are sorted by length and divided into such passes. By default "
+        f"{GPU_TOKENS:,} on a GPU, where a smaller pass takes as long, and {CPU_TOKENS:,} on a CPU.",
     )
     pack_turns: bool = option(
         False,
-        "Run the turns of a micro-batch as one row without padding, for flash attention. With other attention it is "
-        "slower than turn_buckets.",
+        "Run the turns of a pass as one row without padding, for flash attention. With other attention it is slower.",
     )
 
     # vLLM

@@ -56,7 +56,8 @@ from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_within_groups, zero_signal_monitor
 from epo_trl.trainers.scoring.reference import find_candidates
 from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask, row_ids
-from epo_trl.trainers.setup import set_up
+from epo_trl.trainers.scoring.turn_forward import Passes
+from epo_trl.trainers.setup import set_up, tokens_per_pass
 from epo_trl.types import Episode
 
 
@@ -137,8 +138,7 @@ class EPOTrainer(LongRunTrainer):
         )
         self.scorer = RowScorer(
             self.accelerator.autocast,
-            buckets=args.turn_buckets,
-            packed=args.pack_turns,
+            Passes(tokens_per_pass(args, self.model, device), args.pack_turns, self._largest_of_ranks),
             top_p=self.methods.top_p,
             discriminator=self.methods.need(Need.DISCRIMINATOR),
         )
@@ -158,6 +158,13 @@ class EPOTrainer(LongRunTrainer):
         self.ahead = make_rollout_ahead(self) if args.rollout_ahead else None
         self.health = RunHealth(warns=self.ranks.index == 0)
         self._to_print: list[Episode] = []
+
+    def _largest_of_ranks(self, count: int) -> int:
+        if self.accelerator.num_processes == 1:
+            return count
+        largest = torch.tensor(count, device=self.accelerator.device)
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        return int(largest)
 
     # --- Rollout -----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 
 from epo_trl.bounds import copy_options
@@ -16,6 +17,7 @@ from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context, sampled_tasks
+from epo_trl.long_runs.run_settings import uses_zero3
 from epo_trl.methods import Methods, build_methods
 from epo_trl.models.critic import detach_critic
 from epo_trl.models.families import fitted
@@ -27,7 +29,6 @@ from epo_trl.trainers.checks import (
     check_adapter,
     check_arguments,
     check_best_metric,
-    check_passes,
     check_reference,
     check_reference_weights,
     check_reward_funcs,
@@ -37,7 +38,7 @@ from epo_trl.trainers.checks import (
     warn_loss_scale,
     warn_nameless_base,
 )
-from epo_trl.trainers.config import EPOConfig
+from epo_trl.trainers.config import CPU_TOKENS, GPU_TOKENS, EPOConfig
 from epo_trl.trainers.sampling_checks import check_sampling, warn_empty_thought
 
 
@@ -164,7 +165,6 @@ def set_up(
     warn_loss_scale(args)
     check_sampling(args)
     check_adapter(model, kwargs.get("peft_config"))
-    check_passes(args, model, kwargs.get("peft_config"))
     warn_empty_thought(args, rules.context)
     if reward_funcs is not None:
         check_reward_funcs(methods)
@@ -172,6 +172,16 @@ def set_up(
         limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)
         suite = PooledSuite(suite, PoolSettings(args.env_workers, *limits))
     return Setup(methods, suite, train_dataset, test_tasks, tokenizer, rules)
+
+
+def tokens_per_pass(args: EPOConfig, model: Any, device: Any) -> int | None:
+    """Returns the limit of a forward pass in tokens, `None` for one pass.
+
+    With gradient checkpointing, ZeRO-3 reduces the gradients of an adapter in each pass, but expects each once.
+    """
+    if uses_zero3(args) and is_peft_model(model) and args.gradient_checkpointing:
+        return None
+    return args.tokens_per_pass or (CPU_TOKENS if device.type == "cpu" else GPU_TOKENS)
 
 
 def _fit_adapter(kwargs: dict[str, Any], model: Any, args: EPOConfig) -> None:

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.COUNT == 0, reason="needs 
 
 VOCABULARY = 4096
 WAYS = {
-    "windowed in buckets": {"turn_buckets": 3},
+    "windowed in passes": {"tokens_per_pass": 100},
     "windowed and packed": {"pack_turns": True},
     "concatenated": {"context": "concatenated"},
 }

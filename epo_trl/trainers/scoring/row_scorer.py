@@ -16,7 +16,7 @@ from epo_trl.methods import Need, TokenScores
 from epo_trl.objectives.gae import turn_edges
 from epo_trl.trainers.scoring.fused_head import mean_discriminator, nucleus_entropy
 from epo_trl.trainers.scoring.top_p import own_nucleus_entropy
-from epo_trl.trainers.scoring.turn_forward import HeadStatistic, find_nuclei, score_turns, value_turns
+from epo_trl.trainers.scoring.turn_forward import HeadStatistic, Passes, find_nuclei, score_turns, value_turns
 from epo_trl.trainers.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns
 
 
@@ -51,15 +51,13 @@ class RowScorer:
 
     Args:
         autocast: Factory of the context manager of a forward pass.
-        buckets: See `score_turns`.
-        packed: See `score_turns`.
+        passes: Division of a micro-batch into forward passes.
         top_p: Total probability of the policy's own nucleus, for `Need.TOP_P`; `None` without it.
         discriminator: Whether to compute `Need.DISCRIMINATOR` when a batch is collected.
     """
 
     autocast: Callable[[], AbstractContextManager[Any]]
-    buckets: int
-    packed: bool
+    passes: Passes
     top_p: float | None = None
     discriminator: bool = False
 
@@ -75,7 +73,7 @@ class RowScorer:
             size: Number of rows per pass; defaults to all rows.
             with_aux_loss: Whether to compute the load-balancing loss.
         """
-        options: dict[str, Any] = {"buckets": self.buckets, "packed": self.packed}
+        options: dict[str, Any] = {"passes": self.passes}
         if with_aux_loss:
             options["output_router_logits"] = True
         if task.with_values:
@@ -115,7 +113,7 @@ class RowScorer:
         parts = []
         for rows, turns in _cut(input_ids, layout, size):
             with self.autocast():
-                values = value_turns(model, turns, buckets=self.buckets, packed=self.packed)
+                values = value_turns(model, turns, passes=self.passes)
             parts.append(_one_value(turns.to_rows(values), layout, rows))
         return torch.cat(parts)
 
@@ -132,7 +130,7 @@ class RowScorer:
         rows = []
         for _, turns in _cut(input_ids, layout, size):
             with self.autocast():
-                ids = find_nuclei(model, turns, cut, buckets=self.buckets, packed=self.packed)
+                ids = find_nuclei(model, turns, cut, passes=self.passes)
             ids = ids[:, (ids >= 0).any(0)]  # sorted by probability, so padding is on the right
             rows.append(ids.new_full((*turns.shape, ids.shape[1]), -1).index_put((turns.row, turns.column), ids))
         most = max(row.shape[2] for row in rows)

@@ -2,9 +2,9 @@
 
 A row of the batch is an episode. In windowed context each of its turns is a separate sequence, and a token attends only
 to its own turn. The sequences that `turn_layout` cuts out of the rows run without an attention mask, and the results
-are put back at TRL's positions. They run as right-padded causal batches, where no real token can see the padding to its
-right and the fast causal kernels apply. Or they run packed into one row whose positions restart with every sequence,
-by which transformers separates them.
+are put back at TRL's positions. They run in passes of a limited number of tokens: as right-padded causal batches, where
+no real token can see the padding to its right and the fast causal kernels apply, or packed into one row whose positions
+restart with every sequence, by which transformers separates them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,56 @@ from epo_trl.trainers.scoring.turn_layout import TurnBatch
 RouterOutput = tuple[tuple[Tensor, ...], int, int]
 # Maps the head's input at m sampled tokens, and their (m,) indices among the M of the batch, to (m,) values.
 HeadStatistic = Callable[[HeadInput, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How the sequences of a batch are divided into forward passes.
+
+    Args:
+        tokens: Maximum number of tokens of a pass, padding included. A longer sequence has a pass of its own. `None`
+            for one pass.
+        packed: Whether the sequences of a pass are one row without padding.
+        agree: Function from this rank's number of passes to that of all ranks, the largest. Collective.
+    """
+
+    tokens: int | None = None
+    packed: bool = False
+    agree: Callable[[int], int] = field(default=lambda count: count, repr=False)
+
+    def sizes(self, lengths: Sequence[int]) -> list[int]:
+        """Returns the number of sequences of each pass, in order; 0 for one that only other ranks need.
+
+        There are as few passes as the limit allows, and they are about equally large.
+
+        Args:
+            lengths: Lengths of the sequences; without packing, the longest first.
+        """
+        if self.tokens is None:
+            return [len(lengths)]
+        count = self.agree(len(self._fill(lengths, self.tokens)))
+        low, high = min(max(lengths), self.tokens), self.tokens
+        while low < high:  # the smallest limit with no more passes
+            limit = (low + high) // 2
+            low, high = (low, limit) if len(self._fill(lengths, limit)) <= count else (limit + 1, high)
+        sizes = self._fill(lengths, high)
+        return [*sizes, *[0] * (count - len(sizes))]
+
+    def _fill(self, lengths: Sequence[int], limit: int) -> list[int]:
+        sizes: list[int] = []
+        used = longest = 0
+        for length in lengths:
+            total = used + length if self.packed else (sizes[-1] + 1 if sizes else 1) * longest
+            if sizes and total <= limit:
+                sizes[-1] += 1
+                used += length
+            else:
+                sizes.append(1)
+                used = longest = length
+        return sizes
+
+
+ONE_PASS = Passes()
 
 
 @dataclass(slots=True)
@@ -56,8 +106,7 @@ def score_turns(
     model: Any,
     batch: TurnBatch,
     *,
-    buckets: int = 1,
-    packed: bool = False,
+    passes: Passes = ONE_PASS,
     statistics: Mapping[Need, HeadStatistic] | None = None,
     **model_inputs: Any,
 ) -> TurnScores:
@@ -66,17 +115,15 @@ def score_turns(
     Args:
         model: A model with TRL's fused LM head.
         batch: The turns.
-        buckets: Number of forward passes over which the turns are spread, sorted by length, to reduce padding. The
-            number of passes is the same on every rank, whatever the number of turns.
-        packed: Whether to run all turns as one row without padding instead.
+        passes: Division into forward passes, as many on every rank.
         statistics: Statistics of the distribution at each sampled token.
         **model_inputs: Passed to the model.
     """
     statistics = statistics or {}
     parts: dict[str, list[Tensor]] = defaultdict(list)
-    passes = list(_passes(batch, buckets, packed))
+    each = list(_cut_passes(batch, passes))
     with compact_scoring(), _keeping_router_outputs() as router_outputs:
-        for one in passes:
+        for one in each:
             with at_head(partial(_compute_all, statistics, one.tokens), one.scored) as at_tokens:
                 output = model(**one.inputs, labels=one.labels, fused_lm_head=True, **model_inputs)
             for need, values in at_tokens[0].items():
@@ -92,7 +139,7 @@ def score_turns(
     return TurnScores(
         log_probs=sums["log_probs"],
         entropy=sums["entropy"].clamp(min=0),  # log Z - E[z], which rounding makes negative where the policy is certain
-        aux_loss=_router_loss(router_outputs, [one.counted for one in passes]) if balanced else None,
+        aux_loss=_router_loss(router_outputs, [one.counted for one in each]) if balanced else None,
         values=sums.get("state_values"),
         head={need: sums[need] for need in statistics},
     )
@@ -103,26 +150,25 @@ def _compute_all(statistics: Mapping[Need, HeadStatistic], tokens: Tensor, head:
 
 
 @torch.no_grad()
-def find_nuclei(model: Any, batch: TurnBatch, cut: float, *, buckets: int = 1, packed: bool = False) -> Tensor:
+def find_nuclei(model: Any, batch: TurnBatch, cut: float, *, passes: Passes = ONE_PASS) -> Tensor:
     """Returns (M, K) candidates for each sampled token, as `fused_head.nucleus` defines them; see `score_turns`."""
-    passes, found = list(_passes(batch, buckets, packed)), []
+    each, found = list(_cut_passes(batch, passes)), []
     with compact_scoring():
-        for one in passes:
+        for one in each:
             with at_head(partial(nucleus, cut=cut), one.scored) as candidates:
                 model(**one.inputs, labels=one.labels, fused_lm_head=True)
             found += candidates
     ids = torch.cat(found)
-    tokens = torch.cat([one.tokens for one in passes])
+    tokens = torch.cat([one.tokens for one in each])
     return ids.new_empty(len(batch.sequence), ids.shape[1]).index_copy_(0, tokens, ids)
 
 
-def value_turns(model: Any, batch: TurnBatch, *, buckets: int = 1, packed: bool = False) -> Tensor:
+def value_turns(model: Any, batch: TurnBatch, *, passes: Passes = ONE_PASS) -> Tensor:
     """Returns the (N, L - 1) values of the state before each token, without scoring the tokens; (N, L - 1, 2) from a
     critic with two heads.
     """
     values = [
-        one.put_back(model(**one.inputs, values_only=True).state_values[:, :-1])
-        for one in _passes(batch, buckets, packed)
+        one.put_back(model(**one.inputs, values_only=True).state_values[:, :-1]) for one in _cut_passes(batch, passes)
     ]
     return torch.stack(values).sum(0)
 
@@ -164,26 +210,30 @@ class _Pass:
         return scored.new_zeros(rows * (columns - 1)).index_put((self.scored,), scored).view(rows, columns - 1)
 
 
-def _passes(batch: TurnBatch, buckets: int, packed: bool) -> Iterator[_Pass]:
+def _cut_passes(batch: TurnBatch, passes: Passes) -> Iterator[_Pass]:
     lengths, columns = batch.lengths, torch.arange(batch.input_ids.shape[1])
     real = columns < lengths.unsqueeze(1)
     counted = real & (batch.numbers >= 0).any(1, keepdim=True)
-    if packed:
-        sequence, position = real.nonzero(as_tuple=True)
-        (later,) = position.nonzero(as_tuple=True)  # the first token of a sequence has no prediction
-        at, target = (sequence[None], position[None]), (sequence[later], position[later] - 1)
-        one = _pass(batch, at, counted[at], (0, to_device(later - 1, batch.input_ids.device)), target)
-        one.inputs["position_ids"] = to_device(at[1], batch.input_ids.device)
-        yield one
-        return
-    order = lengths.argsort()
-    for rows in order.tensor_split(buckets):
+    # The longest first, against padding; packing has none.
+    order = torch.arange(len(lengths)) if passes.packed else lengths.argsort(descending=True)
+    for rows in order.split(passes.sizes(lengths[order].tolist())):
         used = len(rows)
-        if not used:
-            rows = order[:1]  # every rank makes the same number of passes; the result of this one is discarded
-        longest = max(2, int(lengths[rows].max()))
-        at = (rows.unsqueeze(1), columns[:longest].unsqueeze(0))
-        yield _pass(batch, at, counted[at] & bool(used), slice(0, used), (at[0][:used], at[1][:, :-1]))
+        rows = rows if used else order[-1:]  # the result of a pass for other ranks is discarded
+        at: tuple[Tensor, Tensor]
+        if passes.packed:
+            row, position = real[rows].nonzero(as_tuple=True)
+            (later,) = position.nonzero(as_tuple=True)  # the first token of a sequence has no prediction
+            sequence, later = rows[row], later[: len(later) * bool(used)]
+            at, target = (sequence[None], position[None]), (sequence[later], position[later] - 1)
+            source: Any = (0, to_device(later - 1, batch.input_ids.device))
+        else:
+            longest = max(2, int(lengths[rows].max()))
+            at = (rows.unsqueeze(1), columns[:longest].unsqueeze(0))
+            source, target = slice(0, used), (at[0][:used], at[1][:, :-1])
+        one = _pass(batch, at, counted[at] & bool(used), source, target)
+        if passes.packed:
+            one.inputs["position_ids"] = to_device(at[1], batch.input_ids.device)
+        yield one
 
 
 def _pass(
