@@ -66,7 +66,7 @@ def test_code_of_a_model_that_is_not_trusted_is_refused(folder, error_of):
 def folder_with_code(folder, tmp_path_factory, monkeypatch):
     """A model whose class is defined in its folder; transformers copies the code to a cache and imports it there."""
     config = json.loads((folder / "config.json").read_text())
-    config |= {"auto_map": {"AutoModelForCausalLM": "own_code.OwnModel"}}
+    config |= {"auto_map": {"AutoModelForCausalLM": "own_code.OwnModel"}, "architectures": ["OwnModel"]}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own_code.py").write_text(
         "from transformers import LlamaForCausalLM\n\n\nclass OwnModel(LlamaForCausalLM):\n    pass\n"

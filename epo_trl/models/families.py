@@ -134,16 +134,17 @@ def fitted(peft_config: Any, model: Any, *, dropout: bool, **kwargs: Any) -> Any
     return made
 
 
-def check_reads_text(model: Any) -> None:
-    """Raises `InputError` for a family that cannot be trained on text alone; runs it on two tokens if it reads more.
+def check_reads_text(model: Any, *, run: bool) -> None:
+    """Raises `InputError` for a family that cannot be trained on text alone.
 
     Args:
-        model: A model with whole weights.
+        model: The policy.
+        run: Whether to run a model that reads more than text on two tokens, for which it needs whole weights.
     """
     kind = type(model).__name__
     if model.config.is_encoder_decoder:
         raise InputError(f"model: expected a decoder-only model, got {kind}, which has an encoder")
-    if reads_more_than_text(model.config):
+    if run and reads_more_than_text(model.config):
         training = model.training
         try:
             with torch.no_grad():

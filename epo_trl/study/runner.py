@@ -23,6 +23,8 @@ from epo_trl.study.record import Record, collect, read_record, write_record
 from epo_trl.study.run_plan import StudyRun, plan
 from epo_trl.yaml_files import to_yaml
 
+# A field of the records made before `tokens_per_pass`, which changed no more than rounding.
+_DIVISION = "fields.turn_buckets: "
 # In the folder of a run: its config, its output, and its state: identity, seconds of its attempts, the beginning of a
 # running one as `since`, and the checksum of a finished one.
 CONFIG, LOG, STATE = "config.yaml", "log.txt", "_study.json"
@@ -193,7 +195,7 @@ def known_record(run: StudyRun, places: Places) -> Record | None:
     if not path.is_file():
         return None
     record = read_record(path)
-    if record.identity != run.identity:
+    if _differences(record.identity, run):
         raise InputError(
             f"{path} is the record of a run with other settings ({_differences(record.identity, run)}); to repeat it, "
             f"delete it and the folder {run.folder}, or give the study another name"
@@ -209,7 +211,7 @@ def _need_same_settings(run: StudyRun) -> None:
     if not state.is_file() or not has_results or run.settings.get("resume_with_changes"):
         return
     then = read_state(state).get("identity", run.identity)
-    if then != run.identity:
+    if _differences(then, run):
         raise InputError(
             f"{run.folder} was begun with other settings ({_differences(then, run)}); restore them, set "
             "resume_with_changes: true for its arm, delete the folder, or use another --runs-dir and --results-dir"
@@ -217,8 +219,9 @@ def _need_same_settings(run: StudyRun) -> None:
 
 
 def _differences(then: Mapping[str, Any], run: StudyRun) -> str:
-    """Describes how an identity differs from that of a run."""
-    return "; ".join(line.removeprefix("fields.") for line in changed_settings(then, run.identity))
+    """Describes how an identity differs from that of a run. Fields that only divided the computation are left out."""
+    lines = changed_settings(then, run.identity)
+    return "; ".join(line.removeprefix("fields.") for line in lines if not line.startswith(_DIVISION))
 
 
 def _seconds_of_attempts(run: StudyRun) -> float:

@@ -114,8 +114,7 @@ class EPOTrainer(LongRunTrainer):
         models = filter(None, (self.model, self.ref_model)) if args.disable_dropout else ()
         self.without_noise = [one for model in models for one in turn_off_noise(model)]
         policy = causal_lm(self.model)
-        if not shards_weights(args):
-            check_reads_text(policy)
+        check_reads_text(policy, run=not shards_weights(args))
         freeze_unread(policy, quiet=args.process_index != 0)
         settle_experts(self)
         if args.use_vllm:
