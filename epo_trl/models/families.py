@@ -53,7 +53,8 @@ def unread_by_text(model: Any) -> list[nn.Parameter]:
         return []
     decoder = model.get_decoder()
     # Llama 3.2 Vision skips these layers where there is no image.
-    skipped = [decoder.layers[i] for i in getattr(decoder.config, "cross_attention_layers", None) or ()]
+    cross_attention = getattr(decoder.config, "cross_attention_layers", None) or ()
+    skipped = [layer for i, layer in enumerate(decoder.layers) if i in cross_attention] if cross_attention else []
     parts = filter(None, (decoder, model.get_input_embeddings(), model.get_output_embeddings()))
     read = {id(weight) for part in parts for weight in part.parameters()}
     read -= {id(weight) for layer in skipped for weight in layer.parameters()}
