@@ -3,10 +3,12 @@
     python benchmarks/bench_update.py --turns 5 15 50
     python benchmarks/bench_update.py --turns 15 --prompt 700 --response 64 --real  # on a GPU
 
-Four ways to update on the same turns, with the same loss:
+Ways to update on the same turns, with the same loss:
 
 - ours: `EPOTrainer`, which splits an episode into its turns, sorted by length, in passes of `--tokens-per-pass`; the
   LM head sees responses only;
+- ours, layers run again: the same with `gradient_checkpointing`;
+- ours, passes run again: the same with `recompute_passes` instead;
 - whole rows: stock `GRPOTrainer` on the same rows. It attends over the whole episode and scores every position of it.
   Its log-probabilities differ: each turn sees the earlier turns, including prompts with their histories;
 - whole rows, responses scored: the same, but the LM head sees responses only, like TRL's on a GPU;
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +40,7 @@ from epo_trl.rollout import episode_to_row
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.batches import layout_entries
 from epo_trl.trainers.scoring.fused_head import compact_scoring
+from epo_trl.trainers.scoring.turn_forward import Passes
 from epo_trl.trainers.scoring.turn_layout import TurnLayout
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -100,7 +104,12 @@ def _right(rows: list[list[int]], value: int = 0) -> torch.Tensor:
 
 
 def make(
-    way: str, episodes: list[Episode], sizes: dict[str, int], tokens: int | None = None, checkpointing: bool = False
+    way: str,
+    episodes: list[Episode],
+    sizes: dict[str, int],
+    tokens: int | None = None,
+    checkpointing: bool = False,
+    passes: Passes | None = None,
 ) -> Work:
     """Builds a benchmark of one forward and backward pass in the given way."""
     model, tokenizer = make_model(sizes), build_tokenizer(corpus(ToySuite(), "compact"))
@@ -108,9 +117,12 @@ def make(
         per_device_train_batch_size=8, num_generations=8, loss_type="dapo", max_steps=1, beta=0.0
     )
     trainer: GRPOTrainer
-    if way == "ours":
-        config = EPOConfig(**settings, tokens_per_pass=tokens, prompt_template="compact", epo_lambda=0.0)
-        trainer = EPOTrainer(model, ToySuite(), args=config, processing_class=tokenizer)
+    is_ours, again = way.startswith("ours"), way == "ours, passes run again"
+    if is_ours:
+        options = {"tokens_per_pass": tokens, "recompute_passes": again, "prompt_template": "compact"}
+        config = EPOConfig(**settings, **options, epo_lambda=0.0)
+        trainer = ours = EPOTrainer(model, ToySuite(), args=config, processing_class=tokenizer)
+        ours.scorer = replace(ours.scorer, passes=passes or ours.scorer.passes)
     else:
         config = GRPOConfig(**settings)
         tasks = Dataset.from_dict({"prompt": ["a", "b"]})
@@ -119,14 +131,14 @@ def make(
     advantages = torch.linspace(-1, 1, len(episodes), device=device())
     if way == "a row per turn":
         advantages = advantages.repeat_interleave(len(episodes[0].turns))
-    if way == "ours":
+    if is_ours:
         advantages = advantages.unsqueeze(1).expand_as(batch["turn_ids"])
         batch["num_episodes"] = torch.tensor(float(len(episodes)))
     batch["advantages"] = advantages
     batch["num_items_in_batch"] = (batch["completion_mask"] * batch.get("tool_mask", 1)).sum()
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
-    if checkpointing:
+    if (checkpointing or way == "ours, layers run again") and not again:
         trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     head = compact_scoring if way == "whole rows, responses scored" else nullcontext
@@ -162,7 +174,8 @@ def main() -> None:
     results, rows = {}, []
     for turns in given.turns:
         episodes = make_episodes(given.episodes, turns, given.prompt, given.response, sizes["vocab_size"])
-        ways = ("ours", "whole rows", "whole rows, responses scored", "a row per turn")
+        ways = ("ours", "ours, layers run again", "ours, passes run again", "whole rows",
+                "whole rows, responses scored", "a row per turn")  # fmt: skip
         works = {way: partial(make, way, episodes, sizes, given.tokens_per_pass, given.real) for way in ways}
         measured = measure(works, given.rounds)
         ours, results[turns] = measured["ours"], measured

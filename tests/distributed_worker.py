@@ -248,6 +248,8 @@ def train_ppo(
         **CUT,
         save_strategy="steps",
         save_steps=3,
+        tokens_per_pass=40,  # the ranks have different numbers of passes
+        recompute_passes=mode == "ddp",
         deepspeed=DEEPSPEED[mode],
         callbacks=[keep],
         **with_critic(critic),
@@ -294,6 +296,8 @@ def train_grpo(rank: int, mode: str, folder: Path) -> None:
         max_steps=3,
         save_strategy="steps",
         save_steps=3,
+        tokens_per_pass=40,  # the ranks have different numbers of passes
+        recompute_passes=mode == "ddp",
         deepspeed=DEEPSPEED[mode],
         callbacks=[keep],
         **SETTINGS,

@@ -66,7 +66,9 @@ def test_a_micro_batch_asks_the_device_for_nothing(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"tokens_per_pass": 60}, {"pack_turns": True}, {"context": "concatenated"}], ids=str
+    "changes",
+    [{"tokens_per_pass": 60}, {"tokens_per_pass": 60, "recompute_passes": True}, {"context": "concatenated"}],
+    ids=str,
 )
 def test_no_more_of_it_in_other_passes(tmp_path, changes):
     reads = micro_batch_reads(trainer_of(tmp_path, "epo", {"epo_lambda": 0.5, **changes}))

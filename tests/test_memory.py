@@ -75,7 +75,12 @@ def test_every_part_is_as_computed_by_hand():
         ({"offload": True}, {"weights": 0, "gradients": 0, "optimizer": 0, "reference": 0, "gathered layers": 1544}),
         # the critic is another backbone with a head of one row: 772 + 4
         ({"critic": True}, {"weights": 974, "optimizer": 5844, "reference": 586, "activations": 2800}),
-        ({"gradient_checkpointing": False}, {"activations": 2 * 10 * 2 * 62}),
+        ({"gradient_checkpointing": False}, {"activations": 2 * 10 * 2 * (11 * 4 + 4 * 10)}),
+        ({"recompute_passes": True, "pass_tokens": 3}, {"activations": 2 * 3 * (2 * 4 + 62)}),
+        (
+            {"recompute_passes": True, "gradient_checkpointing": False, "pass_tokens": 3},
+            {"activations": 2 * 3 * 2 * (11 * 4 + 4 * 10)},
+        ),
         ({"batch_tokens": 1000}, {"activations": 140_000, "logits": 2 * 4 * 256 * 100}),
     ],
     ids=lambda value: next(iter(value)),
@@ -259,7 +264,7 @@ def test_the_command_reads_a_shipped_config(command):
     assert found["bytes"]["activations"] == 2 * (128_000 * 36 * 2048 + 16_384 * (8 * 2048 + 3 * 11008))
     for name in ("activation_checkpointing", "gradient_checkpointing"):  # the new name, and TRL's
         without = json.loads(command(*words, "--json", f"--{name}", "false")[1])["bytes"]
-        assert without["activations"] == 2 * 128_000 * 36 * (8 * 2048 + 3 * 11008)
+        assert without["activations"] == 2 * 128_000 * 36 * (11 * 2048 + 4 * 11008)
     _, out, _ = command(*words, "--max_turns", "10", "--prompt-tokens", "600", "--response-tokens", "100")
     assert "tokens of a micro-batch: 7,000 = " in out
 

@@ -115,7 +115,7 @@ def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
         none = torch.full((len(batch.sequence), width), NO)
         statistics = {Need.NUCLEUS: lambda head, tokens, none=none: nucleus_entropy(head, none[tokens])}
         entropy = score_turns(model, batch, statistics=statistics).head[Need.NUCLEUS]
-        assert entropy.shape == batch.labels[:, 1:].shape and not entropy.any()
+        assert entropy.shape == batch.row.shape and not entropy.any()
         gradients = torch.autograd.grad(entropy.sum(), list(model.parameters()), materialize_grads=True)
         assert not any(gradient.any() for gradient in gradients)
 
@@ -134,7 +134,9 @@ def trainer_of(folder, make=make_trainer, **changes):
 
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 @pytest.mark.parametrize(
-    "passes", [{}, {"tokens_per_pass": 40}, {"pack_turns": True}], ids=["padded", "passes", "packed"]
+    "passes",
+    [{}, {"tokens_per_pass": 40}, {"tokens_per_pass": 40, "recompute_passes": True}],
+    ids=["one", "passes", "again"],
 )
 def test_the_gradient_of_a_step_is_that_of_the_mean_of_means(tmp_path, context, passes):
     """No advantage, a policy that has moved away from the reference, micro-batches of two."""

@@ -57,10 +57,13 @@ def value_of(trainer, ids):
         return float(hidden @ trainer.critic.head.weight[0] + trainer.critic.head.bias[0])
 
 
+AGAIN = {"tokens_per_pass": 40, "recompute_passes": True}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", CRITICS)
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("passes", [{}, {"tokens_per_pass": 40}, {"pack_turns": True}], ids=str)
+@pytest.mark.parametrize("passes", [{}, {"tokens_per_pass": 40}, AGAIN], ids=str)
 def test_a_value_is_that_of_what_stood_before_the_token(tmp_path, critic, context, passes):
     """Windowed: the turn's own prompt and response so far; concatenated: all since the start. No other turn is seen."""
     trainer = make_ppo(tmp_path, critic=critic, context=context, per_device_train_batch_size=4,
@@ -81,9 +84,9 @@ def test_a_value_is_that_of_what_stood_before_the_token(tmp_path, critic, contex
 
 
 @pytest.mark.parametrize("critic", CRITICS)
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_values_with_the_loss_are_the_old_values_before_any_update(tmp_path, critic, packed):
-    trainer = make_ppo(tmp_path, critic=critic, value_clip=None, pack_turns=packed)
+@pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
+def test_values_with_the_loss_are_the_old_values_before_any_update(tmp_path, critic, again):
+    trainer = make_ppo(tmp_path, critic=critic, value_clip=None, tokens_per_pass=40, recompute_passes=again)
     inject(trainer)
     _, gradients = catch_step(trainer)
     (value_error,) = logged(trainer, "critic/value_loss")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LINES = {"epo_trl/**/*.py": 34524, "tests/**/*.py": 39558, "docs/*.md": 5180}
+LINES = {"epo_trl/**/*.py": 34458, "tests/**/*.py": 39476, "docs/*.md": 5185}
 
 
 def count(pattern: str) -> int:

@@ -4,13 +4,10 @@ Literal tensors: `_` is padding (0 in the ids, -1 in the turn ids), tens of a to
 """
 
 import random
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
 import trl.trainer.utils as trl_utils
-from accelerate.utils import convert_outputs_to_fp32
 from fused_heads import HEADS, make_mixture
 from trainer_kit import (
     catch_step,
@@ -26,8 +23,6 @@ from trainer_kit import (
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.trainer.utils import add_fused_lm_head
 
-from epo_trl.trainers import epo_trainer
-from epo_trl.trainers.checks import check_packing
 from epo_trl.trainers.scoring.fused_head import compact_scoring
 from epo_trl.trainers.scoring.turn_forward import Passes, score_turns
 from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
@@ -104,20 +99,20 @@ def test_concatenated_the_row_is_one_sequence():
 
 @pytest.mark.parametrize("windowed", [True, False])
 def test_values_go_back_to_the_token_that_they_belong_to(windowed):
-    """Column p - 1 of the model's output belongs to token p: here the value is that token's id."""
+    """Here the value is the token's id."""
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=windowed))
-    assert batch.to_rows(batch.input_ids[:, 1:].float()).tolist() == [
+    assert batch.to_rows(batch.input_ids[batch.sequence, batch.position].float()).tolist() == [
         [13, 14, 0, 0, 22, 0, 31, 32],
         [16, 0, 0, 27, 28, 0, 0, 0],
         [19, 0, 0, 0, 0, 0, 0, 0],
     ]
 
 
-def test_values_put_back_carry_the_gradient_of_sampled_tokens_only():
+def test_values_put_back_carry_their_gradient():
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
-    values = torch.zeros(batch.input_ids.shape[0], batch.input_ids.shape[1] - 1, requires_grad=True)
-    batch.to_rows(values).sum().backward()
-    assert torch.equal(values.grad, (batch.labels[:, 1:] != -100).float())
+    values = torch.zeros(len(batch.row), requires_grad=True)
+    (batch.to_rows(values, 5.0) * IDS[:, 3:]).sum().backward()
+    assert values.grad.tolist() == IDS[:, 3:][RESPONSE == 1].tolist()
 
 
 def test_tool_mask_of_ones_on_padding_is_harmless():
@@ -189,33 +184,31 @@ def test_compact_scoring_changes_neither_values_nor_gradients(monkeypatch, windo
 
 
 AS_OTHERS = Passes(24, agree=lambda count: count + 2)  # another rank needs two more
-WAYS = [Passes(24), Passes(4), Passes(packed=True), Passes(8, packed=True), AS_OTHERS]
+AGAIN = Passes(8, recompute=True)
+AGAIN_AS_OTHERS = Passes(24, recompute=True, agree=lambda count: count + 2)
+WAYS = [Passes(24), Passes(4), AGAIN, AS_OTHERS, AGAIN_AS_OTHERS]
 
 
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("limit", [1, 40, 1000, 10**6])
-def test_a_pass_has_no_more_tokens_than_the_limit_and_there_is_none_too_many(packed, limit):
+def test_a_pass_has_no_more_tokens_than_the_limit(limit):
     rng = random.Random(limit)
     for count in (1, 2, 30, 200):
         lengths = sorted((rng.randint(2, 90) for _ in range(count)), reverse=True)
-        sizes = Passes(limit, packed).sizes(lengths)
+        sizes = Passes(limit).sizes(lengths)
         parts, start = [], 0
         for size in sizes:
             parts.append(lengths[start : start + size])
             start += size
         assert start == count and all(parts)
-        costs = [sum(part) if packed else len(part) * part[0] for part in parts]
+        costs = [len(part) * part[0] for part in parts]
         assert all(cost <= limit or len(part) == 1 for cost, part in zip(costs, parts, strict=True))
-        if packed and limit >= 1000:
-            assert len(sizes) == -(-sum(lengths) // limit) or max(costs) - min(costs) <= 90
-        assert Passes(limit, packed, lambda own: own + 3).sizes(lengths).count(0) <= 3
-        assert len(Passes(limit, packed, lambda own: own + 3).sizes(lengths)) == len(sizes) + 3
-    assert Passes(None, packed).sizes(lengths) == [count]
+        more = Passes(limit, agree=lambda own: own + 3).sizes(lengths)
+        assert len(more) == len(sizes) + 3 and more.count(0) <= 3 and sum(more) == count
+    assert Passes().sizes(lengths) == [count]
 
 
 def test_passes_are_equally_large_not_full_and_a_rest():
     assert Passes(100).sizes([10] * 11) == [6, 5] and Passes(100).sizes([30, 30, 30, 10]) == [2, 2]
-    assert Passes(100, packed=True).sizes([60, 30, 30, 30]) == [2, 2]
 
 
 @pytest.mark.parametrize("windowed", [True, False])
@@ -239,7 +232,7 @@ def test_values_and_gradients_do_not_depend_on_the_passes(monkeypatch, windowed,
 
 
 @pytest.mark.parametrize("windowed", [True, False])
-@pytest.mark.parametrize("way", [Passes(), Passes(16), Passes(4), Passes(packed=True), AS_OTHERS], ids=str)
+@pytest.mark.parametrize("way", [Passes(), Passes(16), AGAIN, AS_OTHERS, AGAIN_AS_OTHERS], ids=str)
 def test_the_router_loss_is_that_of_the_turns_alone(windowed, way):
     """Reference: every turn by itself, no padding; the third row has no sampled token (it was aborted)."""
     model = make_mixture()
@@ -268,98 +261,6 @@ def test_the_router_loss_of_a_batch_without_sampled_tokens_is_zero():
     aux_loss = score_turns(model, batch, output_router_logits=True).aux_loss
     aux_loss.backward()
     assert aux_loss == 0 and not model.model.layers[0].mlp.gate.weight.grad.any()
-
-
-def test_packed_turns_have_no_padding_and_positions_of_their_own():
-    model, batch = scoring_model("llama"), cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
-    seen = []
-    model.register_forward_pre_hook(lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True)
-    score_turns(model, batch, passes=Passes(packed=True))
-    lengths = [5, 3, 3, 2, 4, 3]
-    assert seen[0]["input_ids"].shape == seen[0]["labels"].shape == (1, sum(lengths))
-    assert seen[0]["position_ids"].tolist() == [[i for length in lengths for i in range(length)]]
-
-
-@pytest.mark.parametrize("family", ["llama", "seed_oss", "gemma", "gemma2"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_packing_is_taken_by_models_that_keep_turns_apart(family, dtype):
-    model = make_model(family).to(dtype)
-    with pytest.warns(UserWarning, match=r"pack_turns: got True with 'sdpa' attention, which computes the whole row"):
-        check_packing(model.train(), "sdpa")
-    assert model.training
-
-
-class TwiceTheSame(torch.nn.Module):
-    """Gives the second half of a row other logits than the first, float32 whatever it computes in."""
-
-    def __init__(self, difference, dtype=torch.float32):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones((), dtype=dtype))
-        self.difference = difference
-
-    def forward(self, input_ids, **kwargs):
-        logits = torch.ones(*input_ids.shape, 4)
-        logits[:, input_ids.shape[1] // 2 :] += self.difference
-        return SimpleNamespace(logits=logits)
-
-
-@pytest.mark.parametrize(
-    ("difference", "dtype", "autocast", "fits"),
-    [
-        (1e-5, torch.float32, None, True),
-        (0.01, torch.float32, None, False),
-        (0.01, torch.float32, torch.bfloat16, True),
-        (0.01, torch.bfloat16, None, True),
-        (0.01, torch.float32, torch.float16, True),
-        (0.2, torch.float32, torch.bfloat16, False),
-    ],
-    ids=str,
-)
-def test_packing_is_judged_by_the_rounding_of_what_computes(difference, dtype, autocast, fits):
-    """bfloat16 has 8 bits (a unit of 0.0078), float16 11, float32 24. Accelerate turns outputs into float32."""
-    with torch.autocast("cpu", autocast, enabled=autocast is not None):
-        model = TwiceTheSame(difference, dtype)
-        if fits:
-            check_packing(model, "flash_attention_2")
-        else:
-            with pytest.raises(ValueError, match=r"pack_turns: expected"):
-                check_packing(model, "flash_attention_2")
-
-
-@pytest.mark.parametrize("family", ["llama", "seed_oss"])
-def test_packing_is_taken_under_autocast(family):
-    model = make_model(family)
-    model.forward = convert_outputs_to_fp32(model.forward)  # as accelerate prepares it
-    with torch.autocast("cpu", torch.bfloat16):
-        check_packing(model, "flash_attention_2")
-
-
-def test_packing_is_refused_where_turns_reach_each_other():
-    """By a recurrent state, by a convolution between attention layers, by a mask that no position changes."""
-    from transformers import AutoModelForCausalLM, BloomConfig, Lfm2Config, MambaConfig, OPTConfig
-
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    for config in [
-        MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4),
-        Lfm2Config(**sizes, num_key_value_heads=2, intermediate_size=64, layer_types=["conv", "full_attention"]),
-        OPTConfig(**sizes, ffn_dim=64, word_embed_proj_dim=32),
-        BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2),
-    ]:
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
-        for weight in model.parameters():
-            weight.data.normal_(0, 0.3)
-        with pytest.raises(ValueError, match="pack_turns: expected a model whose attention uses position_ids"):
-            check_packing(model, "flash_attention_2")
-
-
-def test_packing_is_checked_before_the_first_rollout(tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path, pack_turns=True, max_steps=1)
-    monkeypatch.setattr(epo_trainer, "check_packing", Mock(side_effect=ValueError("pack_turns")))
-    trainer.play = Mock()
-    with pytest.raises(ValueError, match="pack_turns"):
-        trainer.train()
-    assert not trainer.play.called
 
 
 def test_compact_scoring_leaves_trl_as_it_was():
@@ -396,10 +297,9 @@ def update_logps(trainer, inputs):
 @pytest.mark.slow
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("family", ["seed_oss", "llama", "gemma", "gemma2"])
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family, context, packed):
+def test_logps_of_the_update_are_those_of_sampling(tmp_path, monkeypatch, family, context):
     """The logits from which `generate` sampled, left-padded and cached, against one forward pass over cut turns."""
-    trainer = trainer_for(tmp_path, family, context, pack_turns=packed)
+    trainer = trainer_for(tmp_path, family, context)
     sampled = []  # one list of log-probs per response, in the order of the calls
     generate = trainer.model.generate
 
@@ -439,18 +339,21 @@ def test_padding_is_told_by_turn_ids_even_where_trl_clears_its_mask(tmp_path, co
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_gradient_checkpointing_changes_nothing(tmp_path, context):
+def test_neither_checkpointing_nor_passes_run_again_change_anything(tmp_path, context):
     results, forwards = [], []
-    for checkpointing in (False, True):
-        trainer = with_episodes(trainer_for(tmp_path, "seed_oss", context, gradient_checkpointing=checkpointing))
+    ways = ({}, {"gradient_checkpointing": True}, {"tokens_per_pass": 20, "recompute_passes": True})
+    for changes in ways:
+        trainer = with_episodes(trainer_for(tmp_path, "seed_oss", context, **changes))
         calls = []
         trainer.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         results.append(catch_step(trainer))
         forwards.append(len(calls))
-    assert forwards == [1, 2], "with checkpointing a layer runs again in the backward pass"
-    (loss, gradients), (again, gradients_again) = results
+    passes = forwards[2] // 2 + 1  # all run again but the last
+    assert forwards == [1, 2, 2 * passes - 1] and passes > 2, "a layer runs again in the backward pass"
+    (loss, gradients), *others = results
     assert largest(gradients) > 0.1
-    assert abs(float(loss - again)) < 1e-6 and difference(gradients, gradients_again) < 1e-6
+    for again, gradients_again in others:
+        assert abs(float(loss - again)) < 1e-6 and difference(gradients, gradients_again) < 1e-6
 
 
 # ------------------------------------------------------------------------------------------------------ who sees whom
@@ -458,10 +361,9 @@ def test_gradient_checkpointing_changes_nothing(tmp_path, context):
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_a_token_sees_its_own_turn_and_in_concatenated_context_the_turns_before(tmp_path, family, context, packed):
+def test_a_token_sees_its_own_turn_and_in_concatenated_context_the_turns_before(tmp_path, family, context):
     """Other tokens in one turn of row 2 (four turns): windowed, no other log-prob of the batch moves by one bit."""
-    trainer = with_episodes(trainer_for(tmp_path, family, context, pack_turns=packed))
+    trainer = with_episodes(trainer_for(tmp_path, family, context))
     inputs = collected(trainer)
     before = update_logps(trainer, inputs)
 

@@ -61,6 +61,7 @@ def read_run(
         reference=bool(settings.get("beta")) or bool({"ref-nucleus", "archer"} & _methods(settings)),
         critic=settings.get("algorithm") == "ppo" and settings.get("critic") == "separate",
         gradient_checkpointing=checkpoints,
+        recompute_passes=bool(settings.get("recompute_passes")),
         lora_rank=_whole(settings, "lora_r") if settings.get("use_peft") else 0,
         critic_lora=bool(settings.get("critic_use_peft")),
         vllm_bytes=share * gpu_gb * GB,

@@ -14,9 +14,10 @@ BF16, FP32 = 2, 4
 # CUDA context, communication buffers, fragmentation.
 OVERHEAD_BYTES = 4 * GB
 # bf16 numbers stored per token and hidden unit while the backward pass recomputes one transformer layer: the inputs of
-# its matrix products, norms and residual sums. The feed-forward block adds 3 per unit of its inner width.
-KEPT_PER_HIDDEN = 8
-KEPT_PER_INNER = 3
+# its matrix products, norms and residual sums. The feed-forward block adds 3 per unit of its inner width. Where all
+# layers are stored, 11 and 4 were measured (docs/memory.md).
+KEPT_PER_HIDDEN, ALL_PER_HIDDEN = 8, 11
+KEPT_PER_INNER, ALL_PER_INNER = 3, 4
 # The fused head computes the logits of this many tokens at a time, in fp32, with their gradient.
 HEAD_CHUNK = 256
 # Fields of a config with the number of experts, whose parameters the formula does not count.
@@ -108,12 +109,12 @@ def shape_of(name: str, config: Mapping[str, Any], frozen: int = 0) -> ModelShap
 class Run:
     """The settings of a run that determine its memory.
 
-    `zero_stage` is 0 (DDP), 2 or 3; `offload` moves ZeRO-3's weights and optimizer state to host memory.
-    `batch_tokens` is the number of tokens of one micro-batch on one GPU, including padding:
-    `per_device_train_batch_size` x turns x tokens per turn. `pass_tokens` is that of one forward pass over a part of it
-    (`tokens_per_pass`), whose layers the backward pass recomputes at a time. `reference`: whether there is a reference
-    model (`beta` above 0, `ref-nucleus` or `archer`). `lora_rank` above 0 trains adapters of that rank on every linear
-    layer of the policy, with `critic_lora` of the critic too; the reference is then the model without its adapter.
+    `zero_stage` is 0 (DDP), 2 or 3; `offload` moves ZeRO-3's weights and optimizer state to host memory. `batch_tokens`
+    is the number of tokens of one micro-batch on one GPU, including padding: `per_device_train_batch_size` x turns x
+    tokens per turn. `pass_tokens` is that of one forward pass over a part of it (`tokens_per_pass`); with
+    `recompute_passes`, only one pass at a time keeps activations. `reference`: whether there is a reference model
+    (`beta` above 0, `ref-nucleus` or `archer`). `lora_rank` above 0 trains adapters of that rank on every linear layer
+    of the policy, with `critic_lora` of the critic too; the reference is then the model without its adapter.
     `vllm_bytes` is what a vLLM that shares the GPU keeps during the update.
     """
 
@@ -125,6 +126,7 @@ class Run:
     reference: bool = True
     critic: bool = False
     gradient_checkpointing: bool = True
+    recompute_passes: bool = False
     lora_rank: CountOrZero = 0
     critic_lora: bool = False
     vllm_bytes: float = 0.0
@@ -186,11 +188,15 @@ def _gathered(shape: ModelShape) -> int:
 
 
 def _activations(shape: ModelShape, run: Run) -> int:
-    """Numbers stored for the backward pass: each layer's input, and the activations of the layer being recomputed."""
-    layer = KEPT_PER_HIDDEN * shape.hidden_size + KEPT_PER_INNER * shape.inner_size
+    """Numbers stored for the backward pass: each layer's input, and the activations of the layer being recomputed; or
+    those of all layers.
+    """
+    one_pass = min(run.batch_tokens, run.pass_tokens)
+    kept = one_pass if run.recompute_passes else run.batch_tokens
     if run.gradient_checkpointing:
-        return run.batch_tokens * shape.layers * shape.hidden_size + min(run.batch_tokens, run.pass_tokens) * layer
-    return run.batch_tokens * shape.layers * layer
+        layer = KEPT_PER_HIDDEN * shape.hidden_size + KEPT_PER_INNER * shape.inner_size
+        return kept * shape.layers * shape.hidden_size + one_pass * layer
+    return kept * shape.layers * (ALL_PER_HIDDEN * shape.hidden_size + ALL_PER_INNER * shape.inner_size)
 
 
 def host_bytes(shape: ModelShape, run: Run) -> float:

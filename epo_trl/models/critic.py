@@ -70,16 +70,15 @@ class Critic(nn.Module):
         self.head = _zero_head(hidden_size, dtype)
         self.token_head = _zero_head(hidden_size, dtype) if token_head else None
 
-    def forward(self, hidden: Tensor | None, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor | None, input_ids: Tensor) -> Tensor:
         """Returns (N, L) values of the states after each token, or (N, L, 2) of both heads.
 
         Args:
             hidden: Hidden states of the policy, (N, L, hidden_size), used if there is no backbone.
             input_ids: Token ids, (N, L), right-padded. No attention mask is needed: no token attends to its right.
-            position_ids: Positions, (N, L), for sequences packed into one row; by default the columns.
         """
         if self.backbone is not None:
-            hidden = self.backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+            hidden = self.backbone(input_ids=input_ids, use_cache=False).last_hidden_state
         assert hidden is not None
         with torch.autocast(hidden.device.type, enabled=False):
             values = self.head(hidden).squeeze(-1)
@@ -126,11 +125,11 @@ def attach_critic(model: Any, critic: Critic) -> None:
     # Keep the signature: `generate` validates its arguments against it.
     @functools.wraps(type(model).forward)
     def forward(self: Any, *args: Any, with_values: bool = False, values_only: bool = False, **kwargs: Any) -> Any:
-        read = {name: kwargs.get(name) for name in ("input_ids", "position_ids")}
+        ids = kwargs.get("input_ids")
         if values_only:
             needed = self.critic.backbone is None
-            hidden = self.base_model(**read, use_cache=False).last_hidden_state if needed else None
-            return ValueOutput(state_values=self.critic(hidden, **read))
+            hidden = self.base_model(input_ids=ids, use_cache=False).last_hidden_state if needed else None
+            return ValueOutput(state_values=self.critic(hidden, ids))
         if not with_values:
             return original(*args, **kwargs)
         seen: list[Tensor] = []
@@ -139,7 +138,7 @@ def attach_critic(model: Any, critic: Critic) -> None:
             output = original(*args, **kwargs)
         finally:
             hook.remove()
-        return ScoredOutput(**output, state_values=self.critic(seen[0], **read)[:, :-1])
+        return ScoredOutput(**output, state_values=self.critic(seen[0], ids)[:, :-1])
 
     model.forward, model.policy_forward = types.MethodType(forward, model), original
     model.critic = critic

@@ -218,50 +218,6 @@ def check_adapter(model: Any, peft_config: Any) -> None:
         )
 
 
-def check_packing(model: Any, attention: str) -> None:
-    """Raises `InputError` if sequences packed into one row affect each other; warns if padding is faster.
-
-    Architectures differ: some have recurrent states or convolutions, some ignore positions in their mask. The check
-    therefore runs the model: the same sequence twice in a row must give the same logits twice, up to the square root of
-    the rounding error (bfloat16: 9 %, float32: 0.03 %). Collective under ZeRO-3.
-
-    Args:
-        model: A model that is ready to run.
-        attention: Its attention implementation, such as "flash_attention_2".
-    """
-    if "flash" not in attention:
-        warnings.warn(
-            f"pack_turns: got True with {attention!r} attention, which computes the whole row and masks most of it. "
-            "Flash attention skips the masked part. With this implementation, padding is faster.",
-            stacklevel=2,
-        )
-    device, training = next(model.parameters()).device, model.training
-    sequence, positions = torch.tensor([[5, 3, 7, 2, 6]], device=device), torch.arange(5, device=device)
-    model.eval()
-    with torch.no_grad():
-        ids, places = sequence.repeat(1, 2), positions.repeat(2)[None]
-        first, second = model(input_ids=ids, position_ids=places, use_cache=False).logits.chunk(2, dim=1)
-    model.train(training)
-    difference = (first - second).float().norm() / first.float().norm()
-    if not difference <= _rounding(model, first.dtype) ** 0.5:
-        raise InputError(
-            "pack_turns: expected a model whose attention uses position_ids to separate the turns of a row, got one "
-            f"whose logits differ by {difference:.1%} between two copies of a turn. Set pack_turns=False."
-        )
-
-
-def _rounding(model: Any, output: torch.dtype) -> float:
-    """Returns the relative rounding error of the coarsest dtype that the model computes in.
-
-    Under autocast, weights and outputs can be float32 although the layers compute in bfloat16.
-    """
-    weight = next(model.parameters())
-    dtypes, device = {output, weight.dtype}, weight.device.type
-    if torch.is_autocast_enabled(device):
-        dtypes.add(torch.get_autocast_dtype(device))
-    return max(torch.finfo(dtype).eps for dtype in dtypes)
-
-
 def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: Any) -> int | None:
     """Returns the model's maximum sequence length in tokens, or `None` if it has no limit.
 

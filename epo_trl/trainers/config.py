@@ -192,9 +192,11 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         "(windowed context) or its episodes are sorted by length and divided into such passes. By default "
         f"{GPU_TOKENS:,} on a GPU, where a smaller pass takes as long, and {CPU_TOKENS:,} on a CPU.",
     )
-    pack_turns: bool = option(
+    recompute_passes: bool = option(
         False,
-        "Run the turns of a pass as one row without padding, for flash attention. With other attention it is slower.",
+        "Run each forward pass of a micro-batch again in the backward pass, except the last: then only one pass keeps "
+        "its activations, and memory depends on tokens_per_pass, not on the micro-batch or the number of turns. It "
+        "costs as much time as gradient_checkpointing, which it can replace. Not with ZeRO-3 or FSDP.",
     )
 
     # vLLM

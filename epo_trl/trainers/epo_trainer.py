@@ -38,12 +38,11 @@ from epo_trl.long_runs.run_settings import shards_weights
 from epo_trl.methods import Batch, Comm, MicroBatch, Need, TokenScores
 from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import check_reads_text, freeze_unread, settle_experts, turn_off_noise
-from epo_trl.models.load import get_attention
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
 from epo_trl.trainers.ahead import make_rollout_ahead
 from epo_trl.trainers.batches import RLStep
-from epo_trl.trainers.checks import check_arguments, check_context_fits, check_packing, check_vllm_weights
+from epo_trl.trainers.checks import check_arguments, check_context_fits, check_vllm_weights
 from epo_trl.trainers.collection import Collected, Collector, Player, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine
@@ -56,8 +55,7 @@ from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_within_groups, zero_signal_monitor
 from epo_trl.trainers.scoring.reference import find_candidates
 from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask, row_ids
-from epo_trl.trainers.scoring.turn_forward import Passes
-from epo_trl.trainers.setup import set_up, tokens_per_pass
+from epo_trl.trainers.setup import divide, set_up
 from epo_trl.types import Episode
 
 
@@ -137,7 +135,7 @@ class EPOTrainer(LongRunTrainer):
         )
         self.scorer = RowScorer(
             self.accelerator.autocast,
-            Passes(tokens_per_pass(args, self.model, device), args.pack_turns, self._largest_of_ranks),
+            *divide(args, self.model, device, self._largest_of_ranks),
             top_p=self.methods.top_p,
             discriminator=self.methods.need(Need.DISCRIMINATOR),
         )
@@ -149,7 +147,6 @@ class EPOTrainer(LongRunTrainer):
         self.last_episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []  # of the last evaluation, with the details
         self.rl_step = 0
-        self._packing_unchecked = args.pack_turns
         self._zero_signal = zero_signal_monitor(
             args, self.methods, self.ranks, self.num_generations, has_critic=self.has_critic
         )
@@ -242,7 +239,7 @@ class EPOTrainer(LongRunTrainer):
 
     @torch.no_grad()
     def _score_batch(self, scoring: ScoringTask, output: dict[str, Any]) -> TokenScores:
-        return self.scorer.score(self.model, row_ids(output), scoring, self.args.per_device_train_batch_size)[0]
+        return self.scorer.score(self.model, row_ids(output), scoring)[0]
 
     def _correct_lag(
         self, lagged: LaggedPolicy, scoring: ScoringTask, output: dict[str, Any], scores: TokenScores | None
@@ -308,7 +305,7 @@ class EPOTrainer(LongRunTrainer):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         task = self._scoring
         assert task is not None and task.layout.turn_ids.shape == (len(input_ids), logits_to_keep)
-        scores, aux_loss = self.scorer.score(model, input_ids, task, batch_size, with_aux_loss=compute_aux_loss)
+        scores, aux_loss = self.scorer.score(model, input_ids, task, with_aux_loss=compute_aux_loss)
         task.scores.append(scores)
         logps = scores.logps
         if task.micro_batch is not None:
@@ -353,10 +350,6 @@ class EPOTrainer(LongRunTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Runs one forward-backward pass. After the last pass on a collected batch, it closes the RL step."""
-        if self._packing_unchecked:  # before the first rollout, on the wrapped model: under ZeRO-3 only it has weights
-            with self.accelerator.autocast():
-                check_packing(model, get_attention(self.model))
-            self._packing_unchecked = False
         output = super().training_step(model, inputs, num_items_in_batch)
         if not self.micro_steps_done:
             self._close_rl_step()

@@ -88,7 +88,7 @@ class EPOPPOTrainer(EPOTrainer):
             self._final_states(step.episodes),
         )
         critic = CriticValues(
-            self.scorer.values(self.model, row_ids(output), step.layout, size),
+            self.scorer.values(self.model, row_ids(output), step.layout),
             final_values(self.model, states, size, device, self.accelerator.autocast),
         )
         return replace(super()._method_batch(step, output, scores), critic=critic)

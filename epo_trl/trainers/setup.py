@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context, sampled_tasks
-from epo_trl.long_runs.run_settings import uses_zero3
+from epo_trl.long_runs.run_settings import shards_weights, uses_zero3
 from epo_trl.methods import Methods, build_methods
 from epo_trl.models.critic import detach_critic
 from epo_trl.models.families import fitted
@@ -40,6 +40,7 @@ from epo_trl.trainers.checks import (
 )
 from epo_trl.trainers.config import CPU_TOKENS, GPU_TOKENS, EPOConfig
 from epo_trl.trainers.sampling_checks import check_sampling, warn_empty_thought
+from epo_trl.trainers.scoring.turn_forward import Passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +175,23 @@ def set_up(
     return Setup(methods, suite, train_dataset, test_tasks, tokenizer, rules)
 
 
-def tokens_per_pass(args: EPOConfig, model: Any, device: Any) -> int | None:
-    """Returns the limit of a forward pass in tokens, `None` for one pass.
+def divide(args: EPOConfig, model: Any, device: Any, agree: Callable[[int], int]) -> tuple[Passes, Passes]:
+    """Returns the division of a batch into forward passes with gradient, and without.
 
     With gradient checkpointing, ZeRO-3 reduces the gradients of an adapter in each pass, but expects each once.
+
+    Raises:
+        ValueError: If passes are to be run again, but no rank has the whole weights for that.
     """
-    if uses_zero3(args) and is_peft_model(model) and args.gradient_checkpointing:
-        return None
-    return args.tokens_per_pass or (CPU_TOKENS if device.type == "cpu" else GPU_TOKENS)
+    if args.recompute_passes and shards_weights(args):
+        raise InputError(
+            "recompute_passes: expected False with ZeRO-3 or FSDP, got True: a second forward pass would keep the "
+            "gathered weights of all layers. Use gradient_checkpointing"
+        )
+    tokens = args.tokens_per_pass or (CPU_TOKENS if device.type == "cpu" else GPU_TOKENS)
+    once = uses_zero3(args) and is_peft_model(model) and args.gradient_checkpointing
+    passes = Passes() if once else Passes(tokens, args.recompute_passes, agree)
+    return passes, Passes(tokens, agree=agree)
 
 
 def _fit_adapter(kwargs: dict[str, Any], model: Any, args: EPOConfig) -> None:

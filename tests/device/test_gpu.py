@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.COUNT == 0, reason="needs 
 VOCABULARY = 4096
 WAYS = {
     "windowed in passes": {"tokens_per_pass": 100},
-    "windowed and packed": {"pack_turns": True},
+    "windowed, passes run again": {"tokens_per_pass": 100, "recompute_passes": True},
     "concatenated": {"context": "concatenated"},
 }
 ALGORITHMS = {

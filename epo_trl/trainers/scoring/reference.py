@@ -43,8 +43,7 @@ def find_candidates(trainer: Any, output: dict[str, Any], layout: TurnLayout) ->
         return {}
     ids = row_ids(output)
     with reference_model(trainer) as reference:
-        size = trainer.args.per_device_train_batch_size
-        return {"candidates": trainer.scorer.nucleus(reference, ids, layout, size, cut)}
+        return {"candidates": trainer.scorer.nucleus(reference, ids, layout, cut)}
 
 
 @torch.no_grad()

@@ -1,23 +1,24 @@
 """Scores turns as separate sequences, while TRL sees episodes.
 
 A row of the batch is an episode. In windowed context each of its turns is a separate sequence, and a token attends only
-to its own turn. The sequences that `turn_layout` cuts out of the rows run without an attention mask, and the results
-are put back at TRL's positions. They run in passes of a limited number of tokens: as right-padded causal batches, where
-no real token can see the padding to its right and the fast causal kernels apply, or packed into one row whose positions
-restart with every sequence, by which transformers separates them.
+to its own turn. The sequences that `turn_layout` cuts out of the rows are sorted by length and run in passes of a
+limited number of tokens, right-padded and without an attention mask: no real token can see the padding to its right,
+and the fast causal kernels apply.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers.models.mixtral import modeling_mixtral
 
 from epo_trl.devices import to_device
@@ -38,12 +39,13 @@ class Passes:
     Args:
         tokens: Maximum number of tokens of a pass, padding included. A longer sequence has a pass of its own. `None`
             for one pass.
-        packed: Whether the sequences of a pass are one row without padding.
+        recompute: Whether the backward pass runs each forward pass again, except the last one, so that only one keeps
+            its activations at a time.
         agree: Function from this rank's number of passes to that of all ranks, the largest. Collective.
     """
 
     tokens: int | None = None
-    packed: bool = False
+    recompute: bool = False
     agree: Callable[[int], int] = field(default=lambda count: count, repr=False)
 
     def sizes(self, lengths: Sequence[int]) -> list[int]:
@@ -52,30 +54,29 @@ class Passes:
         There are as few passes as the limit allows, and they are about equally large.
 
         Args:
-            lengths: Lengths of the sequences; without packing, the longest first.
+            lengths: Lengths of the sequences, the longest first.
         """
         if self.tokens is None:
             return [len(lengths)]
-        count = self.agree(len(self._fill(lengths, self.tokens)))
-        low, high = min(max(lengths), self.tokens), self.tokens
+        count = self.agree(len(_fill(lengths, self.tokens)))
+        low, high = min(lengths[0], self.tokens), self.tokens
         while low < high:  # the smallest limit with no more passes
             limit = (low + high) // 2
-            low, high = (low, limit) if len(self._fill(lengths, limit)) <= count else (limit + 1, high)
-        sizes = self._fill(lengths, high)
+            low, high = (low, limit) if len(_fill(lengths, limit)) <= count else (limit + 1, high)
+        sizes = _fill(lengths, high)
         return [*sizes, *[0] * (count - len(sizes))]
 
-    def _fill(self, lengths: Sequence[int], limit: int) -> list[int]:
-        sizes: list[int] = []
-        used = longest = 0
-        for length in lengths:
-            total = used + length if self.packed else (sizes[-1] + 1 if sizes else 1) * longest
-            if sizes and total <= limit:
-                sizes[-1] += 1
-                used += length
-            else:
-                sizes.append(1)
-                used = longest = length
-        return sizes
+
+def _fill(lengths: Sequence[int], limit: int) -> list[int]:
+    sizes: list[int] = []
+    longest = 0
+    for length in lengths:
+        if sizes and (sizes[-1] + 1) * longest <= limit:
+            sizes[-1] += 1
+        else:
+            sizes.append(1)
+            longest = length
+    return sizes
 
 
 ONE_PASS = Passes()
@@ -83,16 +84,16 @@ ONE_PASS = Passes()
 
 @dataclass(slots=True)
 class TurnScores:
-    """Scores of a batch of turns under the model.
+    """Scores of the M sampled tokens of a batch under the model.
 
     Args:
-        log_probs: (N, L - 1) log-probability of each sampled token in nats, 0 elsewhere; column p - 1 is token p.
-        entropy: (N, L - 1) entropy at each sampled token in nats, 0 elsewhere; NaN if the model returned none.
+        log_probs: (M,) log-probability of each token in nats.
+        entropy: (M,) entropy at each token in nats; NaN if the model returned none.
         aux_loss: Load-balancing loss of a mixture of experts over the tokens of turns with a sampled token, if
             `output_router_logits` is set.
-        values: (N, L - 1) value of the state before each token, or `None` if not requested; (N, L - 1, 2) from a critic
-            with two heads.
-        head: (N, L - 1) requested statistics of the distribution at each sampled token, 0 elsewhere.
+        values: (M,) value of the state before each token, or `None` if not requested; (M, 2) from a critic with two
+            heads.
+        head: (M,) requested statistics of the distribution at each token.
     """
 
     log_probs: Tensor
@@ -121,32 +122,67 @@ def score_turns(
     """
     statistics = statistics or {}
     parts: dict[str, list[Tensor]] = defaultdict(list)
-    each = list(_cut_passes(batch, passes))
-    with compact_scoring(), _keeping_router_outputs() as router_outputs:
-        for one in each:
-            with at_head(partial(_compute_all, statistics, one.tokens), one.scored) as at_tokens:
-                output = model(**one.inputs, labels=one.labels, fused_lm_head=True, **model_inputs)
-            for need, values in at_tokens[0].items():
-                parts[need].append(one.put_back(one.spread(values)))
-            parts["log_probs"].append(one.put_back(output.log_probs))
-            has_entropy = output.entropy is not None  # TRL does not compute the reference model's
-            entropy = output.entropy if has_entropy else torch.full_like(output.log_probs, torch.nan)
-            parts["entropy"].append(one.put_back(entropy))
-            if output.get("state_values") is not None:
-                parts["state_values"].append(one.put_back(output.state_values))
+    each, router_outputs = list(_cut_passes(batch, passes)), []
+    for one in each:
+        around = partial(_reading, statistics, one)
+        again = passes.recompute and torch.is_grad_enabled() and one is not each[-1]
+        with around() as (at_tokens, routed), _recomputing(model, around) if again else nullcontext():
+            output = model(**one.inputs, fused_lm_head=True, **model_inputs)
+        router_outputs += routed
+        for need, values in at_tokens[0].items():
+            parts[need].append(values)
+        log_probs = one.at_tokens(output.log_probs)
+        parts["log_probs"].append(log_probs)
+        has_entropy = output.entropy is not None  # TRL does not compute the reference model's
+        parts["entropy"].append(one.at_tokens(output.entropy) if has_entropy else torch.full_like(log_probs, torch.nan))
+        if output.get("state_values") is not None:
+            parts["state_values"].append(one.at_tokens(output.state_values))
     balanced = model_inputs.get("output_router_logits", False)
-    sums = {name: torch.stack(part).sum(0) for name, part in parts.items()}
+    found = {name: _in_order(part, each) for name, part in parts.items()}
     return TurnScores(
-        log_probs=sums["log_probs"],
-        entropy=sums["entropy"].clamp(min=0),  # log Z - E[z], which rounding makes negative where the policy is certain
+        log_probs=found["log_probs"],
+        entropy=found["entropy"].clamp(min=0),  # log Z - E[z], which rounding makes negative where the policy is sure
         aux_loss=_router_loss(router_outputs, [one.counted for one in each]) if balanced else None,
-        values=sums.get("state_values"),
-        head={need: sums[need] for need in statistics},
+        values=found.get("state_values"),
+        head={need: found[need] for need in statistics},
     )
 
 
-def _compute_all(statistics: Mapping[Need, HeadStatistic], tokens: Tensor, head: HeadInput) -> dict[Need, Tensor]:
-    return {need: statistic(head, tokens) for need, statistic in statistics.items()}
+@contextmanager
+def _reading(
+    statistics: Mapping[Need, HeadStatistic], one: _Pass
+) -> Iterator[tuple[list[dict[Need, Tensor]], list[RouterOutput]]]:
+    """Yields the lists that collect the statistics and the router outputs of a forward pass inside the block."""
+
+    def compute(head: HeadInput) -> dict[Need, Tensor]:
+        return {need: statistic(head, one.tokens) for need, statistic in statistics.items()}
+
+    with compact_scoring(), _keeping_router_outputs() as routed, at_head(compute, one.scored) as at_tokens:
+        yield at_tokens, routed
+
+
+@contextmanager
+def _recomputing(model: Any, around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Keeps no activations of the forward passes inside the block: the backward pass runs them again, in `around()`.
+
+    This is gradient checkpointing of the whole model, below the wrapper of DDP or DeepSpeed: the wrapper must see one
+    forward and one backward pass.
+    """
+    inner = extract_model_from_parallel(model)
+    original, was_own = inner.forward, "forward" in vars(inner)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        contexts = lambda: (nullcontext(), around())  # noqa: E731
+        return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    inner.forward = forward
+    try:
+        yield
+    finally:
+        if was_own:
+            inner.forward = original
+        else:
+            del inner.forward
 
 
 @torch.no_grad()
@@ -156,104 +192,68 @@ def find_nuclei(model: Any, batch: TurnBatch, cut: float, *, passes: Passes = ON
     with compact_scoring():
         for one in each:
             with at_head(partial(nucleus, cut=cut), one.scored) as candidates:
-                model(**one.inputs, labels=one.labels, fused_lm_head=True)
+                model(**one.inputs, fused_lm_head=True)
             found += candidates
-    ids = torch.cat(found)
-    tokens = torch.cat([one.tokens for one in each])
-    return ids.new_empty(len(batch.sequence), ids.shape[1]).index_copy_(0, tokens, ids)
+    return _in_order(found, each)
 
 
+@torch.no_grad()
 def value_turns(model: Any, batch: TurnBatch, *, passes: Passes = ONE_PASS) -> Tensor:
-    """Returns the (N, L - 1) values of the state before each token, without scoring the tokens; (N, L - 1, 2) from a
-    critic with two heads.
+    """Returns the (M,) value of the state before each sampled token, without scoring it; (M, 2) from a critic with two
+    heads.
     """
-    values = [
-        one.put_back(model(**one.inputs, values_only=True).state_values[:, :-1]) for one in _cut_passes(batch, passes)
-    ]
-    return torch.stack(values).sum(0)
+    each = list(_cut_passes(batch, passes))
+    values = [model(input_ids=one.inputs["input_ids"], values_only=True).state_values[:, :-1] for one in each]
+    return _in_order([one.at_tokens(value) for one, value in zip(each, values, strict=True)], each)
 
 
 @dataclass(slots=True)
 class _Pass:
-    """One forward pass.
+    """One forward pass over n sequences of at most l tokens.
 
     Args:
-        inputs: (n, l) `input_ids`, and `position_ids` if they differ from the column indices.
-        labels: (n, l) labels.
+        inputs: (n, l) `input_ids` and `labels`.
         counted: (n, l), true on the tokens of turns with a sampled token, false on padding and repeated turns.
         tokens: (m,) indices, as in `TurnBatch`, of the tokens that the head scores, in its order.
         scored: (m,) their positions in the flattened (n, l - 1).
-        source: Index of the used results in the model's (n, l - 1).
-        target: Index of their positions in (N, L - 1).
-        shape: (N, L - 1).
     """
 
     inputs: dict[str, Tensor]
-    labels: Tensor
     counted: Tensor
     tokens: Tensor
     scored: Tensor
-    source: Any
-    target: tuple[Tensor, Tensor]
-    shape: tuple[int, int]
 
-    def put_back(self, values: Tensor) -> Tensor:
-        """Returns (N, L - 1) values from the model's (n, l - 1), 0 where this pass has none. Differentiable.
+    def at_tokens(self, values: Tensor) -> Tensor:
+        """Returns (m,) values from the model's (n, l - 1), whose column p - 1 is token p. Differentiable.
 
         Further dimensions stay.
         """
-        return values.new_zeros(*self.shape, *values.shape[2:]).index_put(self.target, values[self.source])
+        return values.flatten(0, 1)[self.scored]
 
-    def spread(self, scored: Tensor) -> Tensor:
-        """Returns (n, l - 1) values from those of the m scored tokens, 0 elsewhere. Differentiable."""
-        rows, columns = self.labels.shape
-        return scored.new_zeros(rows * (columns - 1)).index_put((self.scored,), scored).view(rows, columns - 1)
+
+def _in_order(parts: Sequence[Tensor], passes: Sequence[_Pass]) -> Tensor:
+    """Returns (M,) values from those of each pass. Differentiable. Further dimensions stay."""
+    values = torch.cat(list(parts))
+    return torch.empty_like(values).index_copy(0, torch.cat([one.tokens for one in passes]), values)
 
 
 def _cut_passes(batch: TurnBatch, passes: Passes) -> Iterator[_Pass]:
-    lengths, columns = batch.lengths, torch.arange(batch.input_ids.shape[1])
-    real = columns < lengths.unsqueeze(1)
-    counted = real & (batch.numbers >= 0).any(1, keepdim=True)
-    # The longest first, against padding; packing has none.
-    order = torch.arange(len(lengths)) if passes.packed else lengths.argsort(descending=True)
+    device, lengths, columns = batch.input_ids.device, batch.lengths, torch.arange(batch.input_ids.shape[1])
+    counted = (columns < lengths.unsqueeze(1)) & (batch.numbers >= 0).any(1, keepdim=True)
+    order = lengths.argsort(descending=True)
     for rows in order.split(passes.sizes(lengths[order].tolist())):
-        used = len(rows)
-        rows = rows if used else order[-1:]  # the result of a pass for other ranks is discarded
-        at: tuple[Tensor, Tensor]
-        if passes.packed:
-            row, position = real[rows].nonzero(as_tuple=True)
-            (later,) = position.nonzero(as_tuple=True)  # the first token of a sequence has no prediction
-            sequence, later = rows[row], later[: len(later) * bool(used)]
-            at, target = (sequence[None], position[None]), (sequence[later], position[later] - 1)
-            source: Any = (0, to_device(later - 1, batch.input_ids.device))
-        else:
-            longest = max(2, int(lengths[rows].max()))
-            at = (rows.unsqueeze(1), columns[:longest].unsqueeze(0))
-            source, target = slice(0, used), (at[0][:used], at[1][:, :-1])
-        one = _pass(batch, at, counted[at] & bool(used), source, target)
-        if passes.packed:
-            one.inputs["position_ids"] = to_device(at[1], batch.input_ids.device)
-        yield one
-
-
-def _pass(
-    batch: TurnBatch, at: tuple[Tensor, Tensor], counted: Tensor, source: Any, target: tuple[Tensor, Tensor]
-) -> _Pass:
-    """Builds the pass over the tokens `at` two indices of the batch. All indices except the source are on the CPU."""
-    device = batch.input_ids.device
-    numbers = batch.numbers[at][:, 1:]
-    is_scored = numbers >= 0
-    rows, columns = (to_device(index, device) for index in at)
-    return _Pass(
-        {"input_ids": batch.input_ids[rows, columns]},
-        batch.labels[rows, columns],
-        to_device(counted, device),
-        tokens=to_device(numbers[is_scored], device),
-        scored=to_device(is_scored.flatten().nonzero().squeeze(1), device),
-        source=source,
-        target=(to_device(target[0], device), to_device(target[1], device)),
-        shape=(len(batch.input_ids), batch.input_ids.shape[1] - 1),
-    )
+        used = bool(len(rows))
+        rows = rows if used else order[-1:]  # a pass that only other ranks need scores no token
+        longest = max(2, int(lengths[rows].max()))
+        is_scored = (batch.numbers[rows, 1:longest] >= 0) & used
+        on_device = to_device(rows, device)
+        ids, labels = batch.input_ids[on_device, :longest], batch.labels[on_device, :longest]
+        yield _Pass(
+            {"input_ids": ids, "labels": labels if used else torch.full_like(labels, -100)},
+            to_device(counted[rows, :longest] & used, device),
+            tokens=to_device(batch.numbers[rows, 1:longest][is_scored], device),
+            scored=to_device(is_scored.flatten().nonzero().squeeze(1), device),
+        )
 
 
 @contextmanager

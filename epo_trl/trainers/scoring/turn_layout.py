@@ -68,13 +68,13 @@ class TurnBatch:
     column: Tensor
     shape: tuple[int, int]
 
-    def to_rows(self, per_token: Tensor) -> Tensor:
-        """Returns (B, T) values from the model's (N, L - 1), whose column p - 1 holds the value of token p.
+    def to_rows(self, values: Tensor, fill: float = 0) -> Tensor:
+        """Returns (B, T) values from those of the M sampled tokens, `fill` elsewhere. Differentiable.
 
-        Positions that were not sampled are 0. Further dimensions stay. Differentiable.
+        Further dimensions stay.
         """
-        values = per_token[self.sequence, self.position - 1]
-        return per_token.new_zeros(*self.shape, *per_token.shape[2:]).index_put((self.row, self.column), values)
+        rows = values.new_full((*self.shape, *values.shape[1:]), fill)
+        return rows.index_put((self.row, self.column), values)
 
 
 def cut_turns(input_ids: Tensor, layout: TurnLayout) -> TurnBatch:
