@@ -614,7 +614,9 @@ class FakeEngine:
 def vllm(monkeypatch):
     module = ModuleType("vllm")
     module.LLM, module.SamplingParams = FakeEngine, dict
+    module.sampling_params = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY="final only"))
     monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", module.sampling_params)
 
 
 def test_as_an_engine_vllm_draws_by_episode_and_turn_in_whatever_order(vllm, saved):
@@ -677,7 +679,10 @@ def test_vllm_gets_the_ids_and_the_rules_as_they_are(vllm, saved):
     assert "distributed_executor_backend" not in policy.llm.kwargs
     params = policy.make_params(0)
     assert 0 <= params.pop("seed") < 2**63  # vLLM's seeds are signed
-    assert params == {"stop_token_ids": [tokenizer.eos_token_id, 7], "max_tokens": 20, "temperature": 0.4}
+    assert params == {
+        "stop_token_ids": [tokenizer.eos_token_id, 7], "max_tokens": 20, "temperature": 0.4,
+        "detokenize": False, "flat_logprobs": True, "output_kind": "final only",
+    }  # fmt: skip
 
 
 def test_vllm_stops_at_the_ends_of_a_model_that_has_them_in_its_config_alone(vllm, saved, tmp_path):

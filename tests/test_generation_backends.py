@@ -2,6 +2,7 @@
 
 import copy
 import socket
+import sys
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from trainer_kit import make_model, make_trainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from epo_trl.errors import InputError
-from epo_trl.trainers.engines import VllmServerEngine, _WithTimeout, make_engine
+from epo_trl.trainers.engines import VllmEngine, VllmServerEngine, _WithTimeout, make_engine
 from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.types import StopReason
 
@@ -197,7 +198,8 @@ class Client:
             self.together.wait()
         if len(prompts[0]) % 2:
             raise ConnectionError("refused")
-        return {"completion_ids": [[17, 3]], "logprobs": [[[-1.0], [-2.0]]]}
+        logprobs = None if settings["logprobs"] is None else [[[-1.0], [-2.0]]]
+        return {"completion_ids": [[17, 3]], "logprobs": logprobs}
 
 
 def test_a_server_is_asked_for_all_episodes_at_once_and_a_refused_one_is_aborted_alone(tmp_path):
@@ -221,6 +223,68 @@ def test_a_server_is_asked_for_all_episodes_at_once_and_a_refused_one_is_aborted
         "repetition_penalty": 1.0, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 8,
         "logprobs": 0, "generation_kwargs": {"detokenize": False},
     }  # fmt: skip
+    trainer.vllm_generation.structured_outputs_regex = None
+    with engine.sampling(1.0, 0):
+        (episode,) = trainer.play([("train/0", 0)])
+    assert [turn.logprobs for turn in episode.turns] == [None, None] and client.settings[-1]["logprobs"] is None
+
+
+class Scheduler:
+    """A vLLM in the process: answers each request at the next step, with what it was asked for."""
+
+    def __init__(self):
+        self.llm_engine, self.asked, self.waiting = self, [], []
+
+    def add_request(self, request_id, prompt, params):
+        self.asked.append(params)
+        self.waiting.append((request_id, params["logprobs"]))
+
+    def step(self):
+        flat = SimpleNamespace(logprobs=[-1.0, -0.5, -2.0], start_indices=[0, 2])  # the sampled token is the first one
+        (request_id, logprobs), *self.waiting = self.waiting
+        answer = SimpleNamespace(token_ids=(17, 3), logprobs=None if logprobs is None else flat)
+        return [SimpleNamespace(request_id=request_id, finished=True, outputs=[answer])]
+
+    def abort_request(self, request_ids):
+        assert request_ids == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_read"),
+    [
+        ({}, True),
+        ({"vllm_importance_sampling_correction": False}, False),
+        ({"vllm_importance_sampling_correction": False, "off_policy_mask_threshold": 0.5}, True),
+    ],
+    ids=str,
+)
+def test_vllm_in_the_process_makes_no_text_and_log_probabilities_only_where_the_loss_reads_them(
+    tmp_path, monkeypatch, settings, is_read
+):
+    kinds = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY="final only"))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict, sampling_params=kinds))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", kinds)
+    trainer = make_trainer(tmp_path, max_turns=2, temperature=0.7, **settings)
+    trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "colocate", 0
+    trainer.vllm_generation = vllm = SimpleNamespace(
+        repetition_penalty=1.0, temperature=0.7, top_p=1.0, top_k=0, min_p=None, max_completion_length=8, logprobs=0,
+        generation_kwargs={"skip_special_tokens": True}, structured_outputs_regex=None, enable_sleep_mode=False,
+        _llm_weights_sleeping=False, llm=Scheduler(),
+    )  # fmt: skip
+    trainer.player.engine = VllmEngine(trainer)
+    (trained,) = trainer.play([("train/0", 0)])
+    assert [turn.logprobs for turn in trained.turns] == [(-1.0, -2.0) if is_read else None] * 2
+    assert vllm.llm.asked[0] == {
+        "repetition_penalty": 1.0, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 8,
+        "logprobs": 0 if is_read else None, "skip_special_tokens": True,
+        "detokenize": False, "flat_logprobs": True, "output_kind": "final only",
+    }  # fmt: skip
+    with trainer.player.engine.sampling(0.4, 0):
+        (evaluated,) = trainer.play([("train/0", 0)])
+    assert [turn.logprobs for turn in evaluated.turns] == [None, None]
+    vllm.generation_kwargs = {"detokenize": True}  # for a setting of vLLM's that reads the text
+    trainer.play([("train/0", 0)])
+    assert vllm.llm.asked[-1]["detokenize"] and vllm.llm.asked[-1]["logprobs"] == (0 if is_read else None)
 
 
 def test_a_server_that_does_not_answer_in_time_is_given_up():

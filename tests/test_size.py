@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LINES = {"epo_trl/**/*.py": 34458, "tests/**/*.py": 39476, "docs/*.md": 5185}
+LINES = {"epo_trl/**/*.py": 34513, "tests/**/*.py": 39587, "docs/*.md": 5206}
 
 
 def count(pattern: str) -> int:

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from trl import ModelConfig
 
 from epo_trl.errors import InputError
 from epo_trl.models.load import end_ids_of, load_tokenizer
 from epo_trl.models.names import tiny_size
-from epo_trl.models.vllm_requests import VllmRequests
+from epo_trl.models.vllm_requests import VllmRequests, request_params
+from epo_trl.models.vllm_start import starting_vllm
 
 
 class VllmPolicy(VllmRequests):
@@ -23,7 +25,7 @@ class VllmPolicy(VllmRequests):
 
     Args:
         llm: `vllm.LLM` engine.
-        make_params: The class `vllm.SamplingParams`.
+        make_params: Function from settings to the parameters of a request.
         eos_ids: Ids of the tokens that end a response; the response includes them.
         max_new_tokens: Maximum length of a response.
         temperature: Sampling temperature; 0 is greedy decoding.
@@ -94,26 +96,27 @@ def load_vllm_policy(
     name, revision = model_args.model_name_or_path, model_args.model_revision
     _check_model(model_args)
     try:
-        from vllm import LLM, SamplingParams
+        from vllm import LLM
     except ImportError as error:
         raise InputError(
             f"backend: got 'vllm', which cannot be imported ({error}); pip install 'epo-trl[vllm]', or use "
             "'transformers'"
         ) from error
-    llm = LLM(
-        model=name,
-        revision=revision,
-        tokenizer_revision=revision,
-        trust_remote_code=trust_remote_code,
-        dtype=model_args.dtype or "auto",
-        max_model_len=max_model_len,
-        gpu_memory_utilization=gpu_share,
-        # As in TRL's colocated mode: the launcher started the processes, and each one is a full engine.
-        **({"distributed_executor_backend": "external_launcher"} if several_processes else {}),
-    )
+    with starting_vllm(quiet=several_processes and not PartialState().is_main_process):
+        llm = LLM(
+            model=name,
+            revision=revision,
+            tokenizer_revision=revision,
+            trust_remote_code=trust_remote_code,
+            dtype=model_args.dtype or "auto",
+            max_model_len=max_model_len,
+            gpu_memory_utilization=gpu_share,
+            # As in TRL's colocated mode: the launcher started the processes, and each one is a full engine.
+            **({"distributed_executor_backend": "external_launcher"} if several_processes else {}),
+        )
     tokenizer = load_tokenizer(str(name), revision=revision, trust_remote_code=trust_remote_code)
     ends = end_ids_of(model_args, tokenizer, trust_remote_code)
-    return VllmPolicy(llm, SamplingParams, ends, max_new_tokens=max_new_tokens, temperature=temperature), tokenizer
+    return VllmPolicy(llm, request_params, ends, max_new_tokens=max_new_tokens, temperature=temperature), tokenizer
 
 
 def _check_model(model_args: ModelConfig) -> None:

@@ -5,9 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from trl.generation.vllm_generation import extract_logprobs
-
 from epo_trl.rollout import Engine, Response
+
+
+def request_params(**settings: Any) -> Any:
+    """Creates the `vllm.SamplingParams` of a request that gets one output, when its response is complete.
+
+    By default vLLM decodes each token's text, and creates an output and objects of log-probabilities at each step.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    lean = {"detokenize": False, "flat_logprobs": True, "output_kind": RequestOutputKind.FINAL_ONLY}
+    return SamplingParams(**{**lean, **settings})
 
 
 class VllmRequests(Engine):
@@ -23,7 +33,7 @@ class VllmRequests(Engine):
 
     @abstractmethod
     def make_params(self, number: int) -> Any:
-        """Returns the `vllm.SamplingParams` of the next request of an episode."""
+        """Returns the parameters of the next request of an episode, from `request_params`."""
 
     def submit(self, number: int, prompt_ids: list[int]) -> None:
         """Adds the request to vLLM's scheduler."""
@@ -37,17 +47,17 @@ class VllmRequests(Engine):
             if finished or seconds is not None:
                 break
         self._pending -= {output.request_id for output in finished}
-        logprobs, _ = extract_logprobs(finished)
         return [
-            Response(
-                int(output.request_id),
-                list(output.outputs[0].token_ids),
-                [token[0] for token in logprobs[i]] if logprobs else None,
-            )
-            for i, output in enumerate(finished)
+            Response(int(output.request_id), list(output.outputs[0].token_ids), _sampled(output.outputs[0].logprobs))
+            for output in finished
         ]
 
     def drop_requests(self) -> None:
         """Drops the requests that an error has left behind."""
         self.llm_engine.abort_request(list(self._pending))
         self._pending.clear()
+
+
+def _sampled(flat: Any) -> list[float] | None:
+    """Returns the log-probabilities of the sampled tokens, the first at each position of vLLM's `FlatLogprobs`."""
+    return None if flat is None else [flat.logprobs[start] for start in flat.start_indices]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -15,8 +15,10 @@ from requests.adapters import HTTPAdapter
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 
-from epo_trl.models.vllm_requests import VllmRequests
+from epo_trl.models.vllm_requests import VllmRequests, request_params
+from epo_trl.models.vllm_start import starting_vllm
 from epo_trl.rollout import ContextBuilder, EngineError, Response
+from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine, TurnGenerator
 
 _LARGEST_POOL = 256  # requests that a rank has at a server at once
@@ -40,6 +42,14 @@ def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
     return TurnGenerator(trainer)
 
 
+@contextmanager
+def vllm_start(args: EPOConfig) -> Iterator[None]:
+    """Announces that the block, in which TRL creates a trainer, starts a vLLM in the process, if it does."""
+    in_process = args.use_vllm and args.vllm_mode == "colocate"
+    with starting_vllm(quiet=args.process_index != 0) if in_process else nullcontext():
+        yield
+
+
 class VllmEngine(VllmRequests, PolicyEngine):
     """A vLLM in the process of each rank."""
 
@@ -54,7 +64,7 @@ class VllmEngine(VllmRequests, PolicyEngine):
         """Keeps vLLM awake, and drops the requests that an error leaves behind."""
         with self.keeping_vllm_awake():
             self._begin_requests()
-            self._settings = sampling_settings(self._trainer)
+            self._settings = sampling_settings(self._trainer, self.is_evaluating)
             try:
                 yield
             finally:
@@ -67,9 +77,7 @@ class VllmEngine(VllmRequests, PolicyEngine):
 
     def make_params(self, number: int) -> Any:
         """Returns the parameters of the next request of an episode."""
-        from vllm import SamplingParams
-
-        return SamplingParams(**{**self._settings, **self._request_settings(number)})
+        return request_params(**{**self._settings, **self._request_settings(number)})
 
 
 class VllmServerEngine(PolicyEngine):
@@ -92,7 +100,7 @@ class VllmServerEngine(PolicyEngine):
         if not self._is_ahead:
             self.send_weights()
         self._begin_requests()
-        self._settings = sampling_settings(self._trainer)
+        self._settings = sampling_settings(self._trainer, self.is_evaluating)
         self._responses: SimpleQueue[Response] = SimpleQueue()
         self._client = self._client or self._connect()
         self._pool = ThreadPoolExecutor(max(1, min(count, _LARGEST_POOL)))
@@ -141,7 +149,8 @@ class VllmServerEngine(PolicyEngine):
         assert self._client is not None
         try:
             answer = self._client.generate([prompt_ids], n=1, **self._settings, generation_kwargs=further)
-            logprobs = [token[0] for token in answer["logprobs"][0]]
+            found = answer["logprobs"]
+            logprobs = None if found is None else [token[0] for token in found[0]]
             self._responses.put(Response(number, list(answer["completion_ids"][0]), logprobs))
         except Exception as error:
             self._responses.put(Response(number, [], None, f"the vLLM server at {self._client.base_url}: {error}"))
@@ -169,9 +178,13 @@ class _WithTimeout(HTTPAdapter):
         return super().send(*args, **{**kwargs, "timeout": kwargs.get("timeout") or self._seconds})
 
 
-def sampling_settings(trainer: GRPOTrainer) -> dict[str, Any]:
-    """Returns the trainer's settings by the names of vLLM's `SamplingParams`; `generation_kwargs` override them."""
+def sampling_settings(trainer: GRPOTrainer, is_evaluating: bool) -> dict[str, Any]:
+    """Returns the trainer's settings by the names of vLLM's `SamplingParams`; `generation_kwargs` override them.
+
+    Log-probabilities are among them only where TRL's loss reads them: its correction for vLLM, or its off-policy mask.
+    """
     vllm = trainer.vllm_generation
+    is_read = trainer.vllm_importance_sampling_correction or trainer.off_policy_mask_threshold is not None
     return {
         "repetition_penalty": vllm.repetition_penalty,
         "temperature": vllm.temperature,
@@ -179,5 +192,5 @@ def sampling_settings(trainer: GRPOTrainer) -> dict[str, Any]:
         "top_k": vllm.top_k,
         "min_p": vllm.min_p or 0.0,
         "max_tokens": vllm.max_completion_length,
-        "logprobs": vllm.logprobs,
+        "logprobs": vllm.logprobs if is_read and not is_evaluating else None,
     }

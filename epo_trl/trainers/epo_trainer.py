@@ -45,7 +45,7 @@ from epo_trl.trainers.batches import RLStep
 from epo_trl.trainers.checks import check_arguments, check_context_fits, check_vllm_weights
 from epo_trl.trainers.collection import Collected, Collector, Player, episode_return
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.engines import make_engine
+from epo_trl.trainers.engines import make_engine, vllm_start
 from epo_trl.trainers.evaluator import Evaluator, scalars, worst_if_missing
 from epo_trl.trainers.lag import LaggedPolicy, importance_weights, make_lagged_policy
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
@@ -96,7 +96,7 @@ class EPOTrainer(LongRunTrainer):
         (env,), first_task = self.player.provide(1), setup.train_dataset[0]["prompt"]
         check_first_task(env, first_task, args.seed, self.rules.context, self.rules.protocol)
         test_lists = {split: Dataset.from_dict({"prompt": ids}) for split, ids in setup.test_tasks.items()}
-        with warnings.catch_warnings():
+        with vllm_start(args), warnings.catch_warnings():
             # This trainer relies on rollout_func; tests/test_trl_contract.py checks its name and behaviour.
             warnings.filterwarnings("ignore", message=".*'rollout_func', which is an experimental feature")
             super().__init__(

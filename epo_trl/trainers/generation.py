@@ -49,11 +49,13 @@ class PolicyEngine(Engine):
         shares_devices: Whether it generates on the trainer's devices, so that only one of the two can work at a time.
         takes_seeds: Whether it accepts the seed of a request.
         part: Name of the part of the run that a rollout is for, if it is not the trainer's RL step.
+        is_evaluating: Whether the rollouts are those of an evaluation.
     """
 
     shares_devices = True
     takes_seeds = False
     part = ""
+    is_evaluating = False
 
     def __init__(self, trainer: GRPOTrainer):
         if trainer.args.request_seeds and not self.takes_seeds:
@@ -154,8 +156,10 @@ class PolicyEngine(Engine):
             try:
                 vars(holder).update(changes)
                 kwargs.update(changes)
+                self.is_evaluating = True
                 yield
             finally:
+                self.is_evaluating = False
                 self._seeds = seeds
                 vars(holder).update(before)
                 kwargs.update(kwargs_before)

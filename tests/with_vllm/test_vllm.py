@@ -160,6 +160,18 @@ def test_an_evaluation_with_vllm_does_not_depend_on_the_size_of_its_parts(policy
     assert len({tuple(turn) for episode in whole for turn in episode}) > 8
 
 
+def test_lean_requests_get_the_samples_and_log_probabilities_of_plain_ones(tmp_path):
+    """The benchmark compares them, and stops at a difference."""
+    script = Path(__file__).parents[2] / "benchmarks" / "vllm_python.py"
+    small = ["--requests", "8", "--tokens", "12", "--rounds", "1", "--json", str(tmp_path / "found.json")]
+    done = subprocess.run(
+        [sys.executable, str(script), *small],
+        env={**os.environ, **SETTINGS}, timeout=SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert len(json.loads((tmp_path / "found.json").read_text())["results"]) == 3
+
+
 def test_weights_that_are_not_sent_are_seen_in_the_log_probabilities(policy, tmp_path):
     first, *later = differences(train(policy, tmp_path, 1, stale=True, vllm_mode="colocate", max_turns=4))
     assert first < 1e-5 and min(later) > 1e-2
