@@ -146,6 +146,7 @@ def test_what_a_colocated_vllm_samples_depends_on_the_seed_of_the_run(tmp_path, 
         return SimpleNamespace(structured_outputs_regex="none", generation_kwargs={})
 
     monkeypatch.setattr("trl.trainer.grpo_trainer.VLLMGeneration", build)
+    monkeypatch.setenv("MASTER_PORT", "")
     for seed in (1, 2, 2):
         make_trainer(tmp_path, use_vllm=True, vllm_mode="colocate", seed=seed)
         found = torch.rand(3).tolist()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 
 from epo_trl.models.vllm_requests import VllmRequests, request_params
-from epo_trl.models.vllm_start import starting_vllm
+from epo_trl.models.vllm_start import own_port, starting_vllm
 from epo_trl.rollout import ContextBuilder, EngineError, Response
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine, TurnGenerator
@@ -44,9 +44,11 @@ def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
 
 @contextmanager
 def vllm_start(args: EPOConfig) -> Iterator[None]:
-    """Announces that the block, in which TRL creates a trainer, starts a vLLM in the process, if it does."""
-    in_process = args.use_vllm and args.vllm_mode == "colocate"
-    with starting_vllm(quiet=args.process_index != 0) if in_process else nullcontext():
+    """Gives the vLLM that TRL starts in the block, if it does, a port of its own, and announces it."""
+    if args.use_vllm and args.vllm_mode == "colocate":
+        with own_port(), starting_vllm(quiet=args.process_index != 0):
+            yield
+    else:
         yield
 
 
