@@ -99,6 +99,10 @@ def test_a_package_is_there_in_its_range_and_can_be_imported_or_not(version, err
     assert finding.is_fatal == (state != "ok")
 
 
+def test_a_package_is_imported_by_the_name_of_its_module():
+    assert packages.package_finding("every run", Requirement("pyyaml")).state == "ok"
+
+
 def test_what_every_run_needs_comes_from_the_package_itself():
     needs = {need.name: need.specifier for need in packages.core_requirements()}
     assert {"torch", "trl", "transformers", "accelerate", "peft"} <= needs.keys() and "deepspeed" not in needs

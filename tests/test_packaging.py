@@ -1,9 +1,11 @@
 """The pins fit the requirements, and the package says what it needs."""
 
+import ast
 import configparser
 import re
 import runpy
-from importlib.metadata import requires
+import sys
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,10 @@ def requirements(setup, extras):
     return [Requirement(line) for text in texts for line in text.split("\n") if line.strip()]
 
 
+def names(setup, extras):
+    return {canonicalize_name(requirement.name) for requirement in requirements(setup, extras)}
+
+
 def test_the_extra_vllm_takes_the_versions_that_trl_supports(setup):
     (ours,) = map(Requirement, setup["options.extras_require"]["vllm"].split())
     (trls,) = (
@@ -56,6 +62,40 @@ def test_every_requirement_is_pinned_within_its_range(setup, name):
 def test_no_pin_is_bound_to_a_machine(name):
     text = (ROOT / name).read_text()
     assert re.findall(r"://|@|\+\w+$|^-", text, re.MULTILINE) == []
+
+
+# Files of `epo_trl` that are imported only where that extra is installed.
+EXTRA_OF = {"study/*": "study", "envs/adapters/openenv_server.py": "openenv"}
+OPTIONAL = {"spacy"}  # without it, a field's error names the command that installs it
+
+
+def imports(node, inside=False):
+    """Yields the packages that code imports, and whether only a function does so."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.Import):
+            yield from ((alias.name.partition(".")[0], inside) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield child.module.partition(".")[0], inside
+        yield from imports(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_what_the_package_imports_is_a_requirement_or_one_of_an_extra_inside_functions(setup):
+    """A package that another one brings along may go with its next release."""
+    homes, ever = packages_distributions(), names(setup, setup["options.extras_require"])
+    found, missing = set(), []
+    for path in (ROOT / "epo_trl").rglob("*.py"):
+        here = path.relative_to(ROOT / "epo_trl")
+        at_once = names(setup, [extra for files, extra in EXTRA_OF.items() if here.match(files)])
+        for name, inside in imports(ast.parse(path.read_text())):
+            if name in sys.stdlib_module_names or name == "epo_trl" or name in OPTIONAL:
+                continue
+            found.add(name)
+            brought_by = {canonicalize_name(home) for home in homes.get(name, [name])}
+            if not brought_by & (ever if inside else at_once):
+                missing.append((str(here), name))
+    assert len(found) > 25 and missing == []
 
 
 def test_make_installs_the_extras_that_are_tested_here():

@@ -192,7 +192,7 @@ def _pass_on(number: int, _: Any) -> None:
 
     torchrun starts each in its own session, which the terminal does not reach.
     """
-    import psutil  # a dependency of accelerate
+    import psutil
 
     for process in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):

@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     from epo_trl.envs.adapters.openenv_server import make_app
 
     app = make_app(games, seats=args.seats, idle_timeout_seconds=args.idle_timeout)
-    import uvicorn  # comes with openenv
+    import uvicorn
 
     logging.getLogger("uvicorn.error").addFilter(is_no_disconnect)
     family = socket.AF_INET6 if ":" in args.host else socket.AF_INET

@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the study, writes the report, and returns the exit code: 0, or 1 if a run has failed."""
     args = _parser().parse_args(argv)
     try:
-        import epo_trl.study.study_report  # noqa: F401 - all that needs scipy and pandas
+        import epo_trl.study.study_report  # noqa: F401 - all that needs scipy
     except ImportError as error:
         return fail(f"{error}; pip install 'epo-trl[study]'")
     try:

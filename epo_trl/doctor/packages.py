@@ -22,6 +22,7 @@ LAZY = {
     "transformers": ("AutoModelForCausalLM", "Trainer"),
     "epo_trl": ("EPOTrainer", "EPOPPOTrainer"),
 }
+MODULES = {"pyyaml": "yaml"}  # where the package has another name
 SUBMODULES = {"textworld": "textworld.envs.pddl.textgen", "scienceworld": "scienceworld.constants"}
 
 
@@ -84,7 +85,7 @@ def package_finding(part: str, need: Requirement, *, needed: bool = False) -> Fi
         return found(State.MISSING, "not installed", pip_install(plain))
     if not need.specifier.contains(has, prereleases=True):
         return found(State.BROKEN, f"expected {need.specifier}, got {has}", pip_install(plain))
-    if error := import_error(need.name):
+    if error := import_error(MODULES.get(need.name, need.name)):
         return found(State.BROKEN, f"{has}, cannot be imported: {error}", pip_install(plain, "--force-reinstall"))
     return found(State.OK, has)
 
