@@ -3,9 +3,9 @@
     python benchmarks/bench_busy_machine.py --rounds 5
     taskset -c 0,1 python benchmarks/bench_busy_machine.py --threads 2
 
-torch's threads wait for each other in three ways: `spinning`, OpenMP's default; `sleeping`, as the programs of this
-package set it; and one thread, which never waits. Each runs alone and beside a busy process, in turns. With as many
-threads as cores, a fair share for the busy process is half of one core.
+torch's threads wait for each other in three ways: `spinning`, OpenMP's default; `sleeping`, as this package sets it;
+and one thread, which never waits. Each runs alone and beside a busy process, in turns. With as many threads as cores, a
+fair share for the busy process is half of one core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.generate import SamplingPolicy
 
 ONE = {"OMP_NUM_THREADS": "1"}
-WAYS = {"spinning": {}, "sleeping": {"OMP_WAIT_POLICY": "passive"}, "one thread": ONE}
+SPINNING = {"GOMP_SPINCOUNT": "300000"}  # GNU's default; without a setting, epo_trl sets `sleeping`
+WAYS = {"spinning": SPINNING, "sleeping": {"OMP_WAIT_POLICY": "passive"}, "one thread": ONE}
 WORDS = [f"w{a}{b}" for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghij"]
 
 

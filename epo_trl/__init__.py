@@ -3,6 +3,8 @@
 Heavy modules load on first use: ``import epo_trl`` is instant and needs neither a game nor torch.
 """
 
+import epo_trl.threads  # noqa: F401 - before torch, if that is not loaded yet
+
 from typing import TYPE_CHECKING
 
 from epo_trl.lazy import load_on_use
