@@ -46,6 +46,7 @@ PANELS = (
         "entropy in nats: early turns (solid), late turns (dashed)",
         {"train/entropy/early_turns": "-", "train/entropy/late_turns": "--"},
     ),
+    Panel("invalid turns, %", {"train/env/invalid_actions": "-"}, percent=True, from_zero=True),
     Panel("IID success, %", {"eval/iid/success_rate": "-"}, percent=True, dots=True),
     Panel("OOD success, %", {"eval/ood/success_rate": "-"}, percent=True, dots=True),
 )

@@ -26,6 +26,7 @@ def write_run(folder, seed, shift=0.0, steps=60):
         values = {
             "train/reward": 10 * success + rng.normal(0, 0.8),
             "train/env/success_rate": min(max(success + rng.normal(0, 0.08), 0), 1),
+            "train/env/invalid_actions": 0.1 * (1 - success),
             "train/entropy/early_turns": 0.3 - 0.1 * success + rng.normal(0, 0.01),
             "train/entropy/late_turns": 0.25 - 0.15 * success + rng.normal(0, 0.01),
         }

@@ -151,7 +151,7 @@ def test_values_that_are_not_finite_are_left_out(tmp_path):
 def test_the_names_are_those_that_the_hf_trainer_writes(tmp_path):
     from transformers.integrations.integration_utils import rewrite_logs
 
-    logged = ["reward", "env/success_rate", "entropy/early_turns", "entropy/late_turns"]
+    logged = ["reward", "env/success_rate", "env/invalid_actions", "entropy/early_turns", "entropy/late_turns"]
     logged += ["eval_iid/success_rate", "eval_ood/success_rate"]
     assert set(rewrite_logs(dict.fromkeys(logged, 0.0))) == set(TAGS)
 
@@ -215,6 +215,7 @@ def test_a_plot_averages_seeds_and_shades_their_spread(tmp_path, figures):
     assert out.read_bytes().startswith(b"\x89PNG")
     assert seen["training reward"] == ([], 4, 2)  # two labels: two mean lines and two pale ones, two shaded bands
     assert seen[PANELS[2].title] == ([], 8, 4)  # early and late
+    assert seen["invalid turns, %"] == ([], 4, 2)
     assert seen["IID success, %"] == ([], 4, 2)  # with the dots of the values before smoothing
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import warnings
 from dataclasses import replace
 
@@ -52,6 +53,8 @@ def test_invalid_turns_are_told_as_what_they_are():
     # After n such steps the mean is 0.05 + 0.03 n, 20 points above the start at n = 7.
     assert [rl_step for rl_step, _ in told] == [11]
     assert "(RL step 11): 26% of the turns in the last 10 RL steps were invalid, 5% at the start. " in told[0][1]
+    assert "Entropy has not doubled (1 nats, 1 at the start)" in told[0][1] and "invalid_action: skip" in told[0][1]
+    assert "at random" not in told[0][1] and "epo_lambda" not in told[0][1]
 
 
 def test_both_reasons_stand_in_one_warning():
@@ -81,6 +84,21 @@ def test_another_process_counts_and_says_nothing():
     steps = [GOOD] * 10 + [STUCK] * 10 + [RANDOM] * 12
     (flags, told), (others, silent) = (walk(RunHealth(warns=warns), steps) for warns in (True, False))
     assert flags == others and len(told) == 2 and silent == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"), [([GOOD] * 20, []), ([RANDOM] * 20, ["exploded"]), ([STUCK] * 20, ["collapsed"])]
+)
+def test_the_end_of_a_run_says_what_holds_there(steps, told):
+    """Each after an explosion, which only the second one still has at its end."""
+    health, silent = RunHealth(warns=True), RunHealth(warns=False)
+    for one in (health, silent):
+        walk(one, [GOOD] * 10 + [RANDOM] * 12 + steps)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        health.end_run()
+        silent.end_run()
+    assert [re.match(r"The run ended (\w+): run/\1 ", str(one.message))[1] for one in caught] == told
 
 
 @pytest.mark.parametrize("at", range(0, 40, 3))
@@ -132,7 +150,7 @@ def run(folder, *, max_steps=24, checkpoint=None, **changes):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train(resume_from_checkpoint=checkpoint)
-    return trainer, [str(one.message) for one in caught if "The run has" in str(one.message)]
+    return trainer, [str(one.message) for one in caught if "The run " in str(one.message)]
 
 
 def test_a_run_says_when_it_explodes_also_if_it_was_interrupted_in_the_middle_of_a_batch(tmp_path):
@@ -140,7 +158,8 @@ def test_a_run_says_when_it_explodes_also_if_it_was_interrupted_in_the_middle_of
     # RL steps 8 and 9 are all invalid: 20 % of the ten until then.
     assert logged(straight, "run/exploded") == [0.0] * 9 + [1.0] * 3
     assert logged(straight, "run/collapsed") == [0.0] * 12
-    assert len(told) == 1 and told[0].startswith("The run has exploded (RL step 9): 20% of the turns")
+    assert told[0].startswith("The run has exploded (RL step 9): 20% of the turns")
+    assert [text[:22] for text in told[1:]] == ["The run ended exploded"]
     health = straight.health.state_dict()
     assert health["explosion"]["entropy"]["latest"] == logged(straight, "entropy/all_tokens")[-10:]
     assert health["collapse"]["entropy"]["first"] == logged(straight, "entropy/all_tokens")[:3]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LINES = {"epo_trl/**/*.py": 34574, "tests/**/*.py": 39725, "docs/*.md": 5211}
+LINES = {"epo_trl/**/*.py": 34596, "tests/**/*.py": 39746, "docs/*.md": 5218}
 
 
 def count(pattern: str) -> int:

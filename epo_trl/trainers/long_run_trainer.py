@@ -298,7 +298,10 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             self._restart()
         self._has_trained, self.best_step = True, None
         try:
-            return super().train(*args, **kwargs)
+            output = super().train(*args, **kwargs)
+            if not self.preempted:
+                self.health.end_run()
+            return output
         finally:
             if self.ahead:
                 self.ahead.stop()

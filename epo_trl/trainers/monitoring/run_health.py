@@ -36,13 +36,21 @@ def explosion_warning(rl_step: int, watch: Explosion) -> str:
             f"{invalid.recent:.0%} of the turns in the last {WINDOW} RL steps were invalid, {invalid.start:.0%} at the "
             "start"
         )
+    if watch.by_entropy:
+        cause = "The policy acts more and more at random."
+        fixes = "less weight on entropy (epo_lambda, or the method's own weight in method_kwargs), "
+    else:
+        cause = (
+            f"Entropy has not doubled ({entropy.recent:.3g} nats, {entropy.start:.3g} at the start): the policy has "
+            "learned answers that are malformed or not admissible, which still win or cost too little."
+        )
+        fixes = "invalid_action: skip, so that such answers cannot win, "
     return (
-        f"The run has exploded (RL step {rl_step}): {', and '.join(seen)}. The policy acts more and more at random. "
+        f"The run has exploded (RL step {rl_step}): {', and '.join(seen)}. {cause} "
         "See entropy/first_third, entropy/middle_third, entropy/last_third and env/invalid_actions for when and where "
-        "it started. Some runs recover. If this one does not, restart from an earlier checkpoint with less weight on "
-        "entropy (epo_lambda, or the method's own weight in method_kwargs), a lower learning_rate, fewer updates per "
-        "batch (num_iterations, steps_per_generation), an invalid-action penalty (invalid_action_penalty), or a small "
-        "KL term (beta)."
+        f"it started. Some runs recover. If this one does not, restart from an earlier checkpoint with {fixes}a lower "
+        "learning_rate, fewer updates per batch (num_iterations, steps_per_generation), an invalid-action penalty "
+        "(invalid_action_penalty) of a tenth of a win or more, or a small KL term (beta)."
     )
 
 
@@ -63,7 +71,8 @@ def collapse_warning(rl_step: int, watch: Collapse) -> str:
 class RunHealth:
     """Monitors the metrics of a run, and warns once when it explodes or collapses.
 
-    It warns again only after `WINDOW` RL steps without the condition. Its state is saved in checkpoints.
+    It warns again after `WINDOW` RL steps without the condition, and at the end of the run if it holds there. Its state
+    is saved in checkpoints.
 
     Args:
         warns: Whether this process issues the warnings.
@@ -88,6 +97,15 @@ class RunHealth:
         if self._begins("collapsed", collapsed) and self._warns:
             warnings.warn(collapse_warning(rl_step, self._collapse), stacklevel=2)
         return {"run/exploded": float(exploded), "run/collapsed": float(collapsed)}
+
+    def end_run(self) -> None:
+        """Warns if the run is exploded or collapsed at its end, far below the warning at its onset."""
+        for what, calm in self._calm.items():
+            if calm == 0 and self._warns:
+                warnings.warn(
+                    f"The run ended {what}: run/{what} is still 1. The warning at its onset has numbers and advice.",
+                    stacklevel=2,
+                )
 
     def _begins(self, what: str, holds: bool) -> bool:
         calm, self._calm[what] = self._calm[what], 0 if holds else self._calm[what] + 1
