@@ -33,8 +33,7 @@ def outnumber_cpus() -> None:
     GNU's runtime counts its threads, idle ones too. If there are more than CPUs, a waiting thread looks 100 times
     before it sleeps, not 300,000 times (`do_spin` and `initialize_env` in libgomp). Other runtimes get a warning.
     """
-    import torch
-
+    torch = sys.modules["torch"]
     threads, cpus = torch.get_num_threads(), len(os.sched_getaffinity(0))
     if not 1 < threads <= cpus:
         return

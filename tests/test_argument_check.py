@@ -17,7 +17,7 @@ from transformers import TrainingArguments
 from epo_trl.cli.imitation import ImitationConfig
 from epo_trl.long_runs.run_settings import check_training_arguments, warn_rounded_updates
 from epo_trl.trainers import EPOConfig
-from epo_trl.trainers.setup import tokens_per_pass
+from epo_trl.trainers.setup import divide
 
 WRONG = [
     ("learning_rate", -1.0, "a number >= 0"),
@@ -201,7 +201,12 @@ def test_checkpointing_by_length_is_refused_where_ranks_gather_weights_together(
         forget_the_mode()
 
 
-ONE_PASS = {"stage": 3, "tokens_per_pass": 40, "gradient_checkpointing": True}
+ONE_PASS = {"stage": 3, "tokens_per_pass": 40, "gradient_checkpointing": True, "recompute_passes": False}
+
+
+def tokens(args, model, device):
+    """Returns the limits of a pass with gradient, and without."""
+    return tuple(passes.tokens for passes in divide(args, model, device, lambda count: count))
 
 
 @pytest.mark.parametrize("change", [{}, {"stage": 2}, {"stage": None}, {"gradient_checkpointing": False}])
@@ -212,13 +217,13 @@ def test_an_adapter_under_zero3_takes_one_pass_with_gradient_checkpointing(chang
     plugin = None if stage is None else SimpleNamespace(zero_stage=stage)
     args, device = SimpleNamespace(deepspeed_plugin=plugin, **settings), torch.device("cpu")
     adapted = get_peft_model(make_model(), LoraConfig(target_modules="all-linear"))
-    assert tokens_per_pass(args, make_model(), device) == 40
-    assert tokens_per_pass(args, adapted, device) == (40 if change else None)
+    assert tokens(args, make_model(), device) == (40, 40)
+    assert tokens(args, adapted, device) == ((40, 40) if change else (None, 40))
 
 
 def test_passes_have_a_limit_by_the_kind_of_device():
-    args = SimpleNamespace(deepspeed_plugin=None, tokens_per_pass=None)
-    assert [tokens_per_pass(args, make_model(), torch.device(kind)) for kind in ("cpu", "cuda")] == [2_048, 16_384]
+    args = SimpleNamespace(deepspeed_plugin=None, tokens_per_pass=None, recompute_passes=False)
+    assert [tokens(args, make_model(), torch.device(kind))[0] for kind in ("cpu", "cuda")] == [2_048, 16_384]
 
 
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])

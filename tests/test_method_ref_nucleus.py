@@ -196,7 +196,7 @@ def nucleus_of(trainer, batch):
     """Returns the candidates that the policy of this moment would give."""
     rows = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
     layout = layout_in(batch, trainer.rules.context)
-    return trainer.scorer.nucleus(trainer.model, rows, layout, len(rows), 0.02)
+    return trainer.scorer.nucleus(trainer.model, rows, layout, 0.02)
 
 
 @pytest.mark.slow

@@ -222,7 +222,7 @@ def test_scores_at_collection_are_those_of_the_policy_that_played_and_marks_stay
         num_iterations=iterations, max_steps=iterations,
     )  # fmt: skip
     trainer.train()
-    assert len(passes) == 4 + 4 * iterations, "four parts of the batch once, then the updates"
+    assert len(passes) == 1 + 4 * iterations, "the batch once, then the updates"
     seen = trainer.methods[named("Marked")].seen
     assert len(seen) == 4 * iterations
     for micro, logps, entropy in seen[:4]:

@@ -366,7 +366,7 @@ def test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_ep
         loss = original(model, inputs, *args, **kwargs)
         ids, layout = row_ids(inputs), layout_in(inputs, trainer.rules.context)
         with torch.no_grad():
-            again = trainer.scorer.values(trainer.model, ids, layout, 2)
+            again = trainer.scorer.values(trainer.model, ids, layout)
             now = trainer.scorer.score(trainer.model, ids, ScoringTask(layout))[0].logps
         seen.append((inputs, again, now))
         return loss

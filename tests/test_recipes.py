@@ -146,6 +146,8 @@ def test_ppo_differs_from_grpo_in_groups_and_critic_alone(path):
     differ = {key for key in ppo.keys() | grpo.keys() if ppo.get(key) != grpo.get(key)}
     assert "gae_lambda" in differ
     allowed = {"algorithm", "credit", "num_generations", "output_dir", "scale_rewards", "vllm_enable_sleep_mode"}
+    if path.stem == "ppo_qwen2.5-1.5b_1gpu":
+        allowed |= {"tokens_per_pass", "vllm_gpu_memory_utilization"}  # two models have activations
     if path.stem == "ppo_qwen2.5-7b_8gpu":
         allowed.add("learning_rate")  # the paper's table
     assert differ - own <= allowed

@@ -22,4 +22,4 @@ from test_resume import (
     test_a_checkpoint_inside_a_collected_batch_resumes_bit_equal,
     test_a_warm_start_of_rows_grouped_by_length_resumes_bit_equal,
 )
-from test_turn_forward import test_gradient_checkpointing_changes_nothing
+from test_turn_forward import test_neither_checkpointing_nor_passes_run_again_change_anything
