@@ -12,7 +12,8 @@ from trl import GRPOTrainer
 from epo_trl import EPOPPOTrainer, EPOTrainer
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "SUPPORT")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 # What a trainer's log holds besides metrics.
 NOT_METRICS = {"step"}
 # Logged with `rollout_ahead` only, whose tests check them (test_rollout_ahead.py).

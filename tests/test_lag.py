@@ -158,14 +158,6 @@ def test_a_second_run_begins_without_the_weights_of_the_first(tmp_path):
     assert len(trainer.lagged.state_dict()["weights"]) == 2
 
 
-def test_sharded_weights_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    trainer = make_trainer(tmp_path / "plain")
-    trainer.args.simulated_lag = 2
-    with pytest.raises(InputError, match="simulated_lag: expected 0 with DeepSpeed or FSDP, got 2"):
-        make_lagged_policy(trainer)
-
-
 @pytest.mark.parametrize("field", ["lag_correction", "vllm_importance_sampling_correction"])
 def test_with_vllm_the_correction_is_trls(tmp_path, field):
     trainer = make_trainer(tmp_path, **{field: False})

@@ -45,14 +45,12 @@ from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corru
 from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
 from epo_trl.long_runs.run_settings import MAY_CHANGE, differences, load_settings, settings_of
 from epo_trl.long_runs.state_file import read_state, write_state
-from epo_trl.methods import build_methods
 from epo_trl.methods.ea import EntropyAdvantage
 from epo_trl.methods.siren import SIREN
 from epo_trl.models import load_policy
 from epo_trl.objectives import turn_mean_weights
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.trainers import EPOPPOConfig
-from epo_trl.trainers.checks import check_reference
 
 TESTS = Path(__file__).parent
 
@@ -657,13 +655,6 @@ def test_a_reference_that_follows_the_policy_comes_back_with_a_checkpoint(tmp_pa
     assert_bit_equal(dict(resumed.ref_model.named_parameters()), dict(straight.ref_model.named_parameters()))
     assert_bit_equal(weights(resumed), weights(straight))
     assert logged(resumed, "kl") == logged(straight, "kl")
-
-
-def test_a_sharded_reference_cannot_follow_the_policy(tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    args = make_config(tmp_path, **SYNC)
-    with pytest.raises(InputError, match="sync_ref_model: expected False with ZeRO-3 or FSDP, got True"):
-        check_reference(args, build_methods(args, critic=False), make_model(), None)
 
 
 def test_a_run_resumed_between_two_logging_steps_logs_what_one_that_was_not_stopped_does(tmp_path):

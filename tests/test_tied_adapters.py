@@ -13,7 +13,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.models import load_policy, merge_adapter, policy_for_training
 from epo_trl.models.adapters import save_whole
 from epo_trl.trainers import EPOTrainer
-from epo_trl.trainers.checks import check_vllm_weights
+from epo_trl.trainers.support import check_vllm_weights
 
 IDS = torch.tensor([[5, 9, 12, 7, 20, 11]])
 ON = {

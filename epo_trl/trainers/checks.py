@@ -14,31 +14,13 @@ from trl import GRPOTrainer
 
 from epo_trl.errors import InputError
 from epo_trl.evaluation.report import SCALARS
-from epo_trl.long_runs.run_settings import shards_weights
 from epo_trl.methods import Methods, Need
-from epo_trl.models.adapters import is_adapted
 from epo_trl.models.load import load_tokenizer, sequence_limit
 from epo_trl.models.prefix_cache import longrope_start
 from epo_trl.rollout import ContextBuilder
 from epo_trl.trainers.config import EPOConfig
 
 TEST_SPLITS = ("iid", "ood")
-# Unsupported arguments of TRL's trainer, and what to do instead.
-_UNSUPPORTED = {
-    "eval_dataset": "evaluation uses the test lists of the suite, `task_ids('iid')` and `task_ids('ood')`",
-    "rollout_func": "the trainer plays the suite's environments itself; override `play` to customize the rollout",
-    "environment_factory": "environments come from the suite (`make_env`): give it to a `ToolSuite` "
-    "(docs/other_worlds.md)",
-    "tools": "actions go to the suite's environment; make the tools methods of a class, for a `ToolSuite` "
-    "(docs/other_worlds.md)",
-}
-
-
-def check_arguments(kwargs: dict[str, Any]) -> None:
-    """Raises `InputError` for an unsupported argument of TRL's trainer; removes those that are not set."""
-    for name, advice in _UNSUPPORTED.items():
-        if kwargs.pop(name, None):
-            raise InputError(f"{name}: expected none; {advice}")
 
 
 def check_train_tasks(args: EPOConfig, dataset: Any, suite: str) -> None:
@@ -110,12 +92,7 @@ def check_reward_funcs(methods: Methods) -> None:
 
 
 def check_reference(args: EPOConfig, methods: Methods, model: Any, peft_config: Any) -> None:
-    """Raises `InputError` if TRL has to load a reference model but the model has no path, or cannot save it."""
-    if args.sync_ref_model and shards_weights(args):
-        raise InputError(
-            "sync_ref_model: expected False with ZeRO-3 or FSDP, got True: a checkpoint needs the whole weights of the "
-            "reference model. Use ZeRO-2 or DDP, or no synchronization"
-        )
+    """Raises `InputError` if TRL has to load a reference model but the model has no path."""
     readers = methods.readers_of_reference
     if not (args.beta or readers) or isinstance(model, str) or peft_config is not None or is_peft_model(model):
         return
@@ -180,7 +157,8 @@ def warn_loss_scale(args: EPOConfig) -> None:
             "epo_lambda and max_grad_norm by the number of tokens of an episode.",
             stacklevel=2,
         )
-    if args.loss_type == "vespo" and _ratios_differ_from_1(args) and (weight := vespo_weight(args, tokens)) < 0.1:
+    differ = args.updates_within_batch or args.use_vllm and args.vllm_importance_sampling_correction  # vLLM rounds
+    if args.loss_type == "vespo" and differ and (weight := vespo_weight(args, tokens)) < 0.1:
         warnings.warn(
             "loss_type: got 'vespo', which weights an episode by the product of its tokens' ratios over all turns, up "
             f"to max_turns * max_completion_length ({tokens}) factors. An episode of that length whose tokens all have "
@@ -201,21 +179,6 @@ def vespo_weight(args: EPOConfig, tokens: int) -> float:
         one[:, :1], math.log(_SOME_RATIO) * one, one, None, k_pos=args.vespo_k_pos, lambda_pos=args.vespo_lambda_pos
     )
     return float(weight)
-
-
-def _ratios_differ_from_1(args: EPOConfig) -> bool:
-    """Returns whether a batch has several updates, or was sampled by vLLM, whose rounding differs."""
-    return args.updates_within_batch or args.use_vllm and args.vllm_importance_sampling_correction
-
-
-def check_adapter(model: Any, peft_config: Any) -> None:
-    """Raises `InputError` for an adapter of virtual tokens, whose scores would not be those of the sampled tokens."""
-    config = peft_config or getattr(model, "active_peft_config", None)
-    if getattr(config, "is_prompt_learning", False):
-        raise InputError(
-            f"peft_config: expected an adapter of layers, such as LoraConfig, got {type(config).__name__}, which adds "
-            "virtual tokens to the text"
-        )
 
 
 def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: Any) -> int | None:
@@ -255,19 +218,6 @@ def check_backbone(critic: str, model: Any) -> None:
         raise InputError(
             f"critic: got {critic!r}, which needs a policy whose transformer is separate from its LM head, but "
             f"{type(model).__name__}.base_model is the model itself (base_model_prefix={model.base_model_prefix!r})"
-        )
-
-
-def check_vllm_weights(model: Any) -> None:
-    """Raises `InputError` for an adapter that unties embedding and head of a model that vLLM loads as tied."""
-    if not is_peft_model(model) or not getattr(model.config, "tie_word_embeddings", False):
-        return
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if is_adapted(embedding) or embedding.weight is not head.weight:  # TRL refuses LoRA on the head
-        raise InputError(
-            "use_vllm: expected False with an adapter on the embedding or the head of a model that ties them, got "
-            "True: vLLM would apply each change to both. Remove them from lora_target_modules and "
-            "lora_modules_to_save; for an existing adapter, start from its merged checkpoint (epo-trl merge)"
         )
 
 

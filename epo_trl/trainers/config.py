@@ -18,6 +18,7 @@ from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
+from epo_trl.trainers.support import check_config
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")  # TRL's loss types
 SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")  # TRL's modes
@@ -233,24 +234,12 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
             raise InputError(f"kappa_high: expected a number >= kappa_low ({self.kappa_low}), got {self.kappa_high}")
         FewShotArguments.__post_init__(self)
         settle_defaults(self)
-        if self.num_generations_eval not in (None, 1):
-            raise InputError(
-                f"num_generations_eval: expected 1 or null, got {self.num_generations_eval}. An evaluation plays every "
-                "task of its lists once."
-            )
+        check_config(self)
         self.num_generations_eval = 1
         if self.greater_is_better is None and (self.metric_for_best_model or "").rpartition("/")[2] in LOWER_IS_BETTER:
             self.greater_is_better = False
         self._post_init_of_trl()
         check_training_arguments(self)
-        if self.use_transformers_continuous_batching:
-            raise InputError("use_transformers_continuous_batching: expected false, got true; set use_vllm instead")
-        if self.disable_dropout and self.neftune_noise_alpha:
-            raise InputError(
-                f"neftune_noise_alpha: expected null with disable_dropout, got {self.neftune_noise_alpha}. Noise in "
-                "the embeddings makes a ratio differ from 1 before any update, as dropout does; leave it out, or set "
-                "disable_dropout: false."
-            )
         build_methods(self, critic=self.has_critic)  # checks them
         if self.loss_type == "cispo" and not (self.epsilon if self.epsilon_high is None else self.epsilon_high) >= 1:
             raise InputError(

@@ -42,7 +42,7 @@ from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.trainers import batches
 from epo_trl.trainers.ahead import make_rollout_ahead
 from epo_trl.trainers.batches import RLStep
-from epo_trl.trainers.checks import check_arguments, check_context_fits, check_vllm_weights
+from epo_trl.trainers.checks import check_context_fits
 from epo_trl.trainers.collection import Collected, Collector, Player, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine, vllm_start
@@ -56,6 +56,7 @@ from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_with
 from epo_trl.trainers.scoring.reference import find_candidates
 from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask, row_ids
 from epo_trl.trainers.setup import divide, set_up
+from epo_trl.trainers.support import check_arguments, check_vllm_weights
 from epo_trl.types import Episode
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.run_settings import uses_fsdp
 from epo_trl.methods import Comm
 
 
@@ -71,20 +70,10 @@ class LaggedPolicy:
 
 
 def make_lagged_policy(trainer: Any) -> LaggedPolicy:
-    """Returns the lagged policy of a trainer with `simulated_lag`.
-
-    Raises:
-        InputError: If the weights are sharded over the ranks, or TRL corrects vLLM's samples in another way than
-            `lag_correction`.
-    """
-    args = trainer.args
-    if uses_fsdp(args) or trainer.accelerator.state.deepspeed_plugin is not None:
-        raise InputError(
-            f"simulated_lag: expected 0 with DeepSpeed or FSDP, got {args.simulated_lag}: the copies need whole weights"
-        )
-    if args.use_vllm:
-        check_correction(args)
-    return LaggedPolicy(args.simulated_lag)
+    """Returns the lagged policy of a trainer with `simulated_lag`, after `check_correction` where vLLM samples."""
+    if trainer.args.use_vllm:
+        check_correction(trainer.args)
+    return LaggedPolicy(trainer.args.simulated_lag)
 
 
 def check_correction(args: Any) -> None:

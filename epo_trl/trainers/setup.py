@@ -17,7 +17,7 @@ from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context, sampled_tasks
-from epo_trl.long_runs.run_settings import shards_weights, uses_zero3
+from epo_trl.long_runs.run_settings import uses_zero3
 from epo_trl.methods import Methods, build_methods
 from epo_trl.models.critic import detach_critic
 from epo_trl.models.families import fitted
@@ -26,8 +26,6 @@ from epo_trl.models.names import tiny_size
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.trainers.checks import (
     TEST_SPLITS,
-    check_adapter,
-    check_arguments,
     check_best_metric,
     check_reference,
     check_reference_weights,
@@ -41,6 +39,7 @@ from epo_trl.trainers.checks import (
 from epo_trl.trainers.config import CPU_TOKENS, GPU_TOKENS, EPOConfig
 from epo_trl.trainers.sampling_checks import check_sampling, warn_empty_thought
 from epo_trl.trainers.scoring.turn_forward import Passes
+from epo_trl.trainers.support import check_supported
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +130,9 @@ def set_up(
     Raises:
         ValueError: If a setting is invalid, would be overridden or leaves nothing to train on. The message names it.
     """
-    _check_kinds(suite, args)
+    _check_kinds(suite, args, model)
     methods = build_methods(args, critic=critic)
-    check_arguments(kwargs)
+    check_supported(args, model, kwargs)
     path = model if isinstance(model, str) else model.config.name_or_path
     check_output_dir(args.output_dir, path)
     if not isinstance(model, str):
@@ -147,25 +146,21 @@ def set_up(
     if args.eval_strategy != "no":
         check_test_tasks(test_tasks, suite.name)
         check_best_metric(args.metric_for_best_model, test_tasks)
-    if isinstance(model, str) and tiny_size(model) and not Path(model).is_dir():
-        raise InputError(
-            f"model: expected a model, a Hub id or a path, got {model!r}. Only recipes and epo_trl.models.load_policy("
-            f"ModelConfig({model!r}), ...) create it, with a tokenizer of the suite's words."
-        )
     if tokenizer is None:
         if not path:
             raise InputError("processing_class: expected a tokenizer for a model that was created in memory, got none")
         tokenizer = load_tokenizer(path)
     check_tokenizer(tokenizer)
     check_reference(args, methods, model, kwargs.get("peft_config"))
-    if kwargs.get("peft_config") is not None and not path:
-        warn_nameless_base(args)
-    _fit_adapter(kwargs, model, args)
+    if (adapter := kwargs.get("peft_config")) is not None:
+        if not path:
+            warn_nameless_base(args)
+        trust = {"trust_remote_code": args.trust_remote_code}
+        kwargs["peft_config"] = fitted(adapter, model, dropout=not args.disable_dropout, **trust)
     compares_states = any(getattr(method, "anchor", "") == "state" for method in methods.values())
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     warn_loss_scale(args)
     check_sampling(args)
-    check_adapter(model, kwargs.get("peft_config"))
     warn_empty_thought(args, rules.context)
     if reward_funcs is not None:
         check_reward_funcs(methods)
@@ -179,35 +174,26 @@ def divide(args: EPOConfig, model: Any, device: Any, agree: Callable[[int], int]
     """Returns the division of a batch into forward passes with gradient, and without.
 
     With gradient checkpointing, ZeRO-3 reduces the gradients of an adapter in each pass, but expects each once.
-
-    Raises:
-        ValueError: If passes are to be run again, but no rank has the whole weights for that.
     """
-    if args.recompute_passes and shards_weights(args):
-        raise InputError(
-            "recompute_passes: expected False with ZeRO-3 or FSDP, got True: a second forward pass would keep the "
-            "gathered weights of all layers. Use gradient_checkpointing"
-        )
     tokens = args.tokens_per_pass or (CPU_TOKENS if device.type == "cpu" else GPU_TOKENS)
     once = uses_zero3(args) and is_peft_model(model) and args.gradient_checkpointing
     passes = Passes() if once else Passes(tokens, args.recompute_passes, agree)
     return passes, Passes(tokens, agree=agree)
 
 
-def _fit_adapter(kwargs: dict[str, Any], model: Any, args: EPOConfig) -> None:
-    if (adapter := kwargs.get("peft_config")) is not None:
-        trust = {"trust_remote_code": args.trust_remote_code}
-        kwargs["peft_config"] = fitted(adapter, model, dropout=not args.disable_dropout, **trust)
-
-
-def _check_kinds(suite: object, args: object) -> None:
-    """Raises `InputError` for a configuration of TRL, or for a class or an environment in place of a suite."""
+def _check_kinds(suite: object, args: object, model: object) -> None:
+    """Raises `InputError` for a configuration of TRL, a class or an environment as suite, or the name 'tiny'."""
     if not isinstance(args, EPOConfig):
         raise InputError(f"args: expected EPOConfig, got {type(args).__name__}")
     if isinstance(suite, type):
         raise InputError(f"suite: expected a TaskSuite, got the class {suite.__name__}; pass {suite.__name__}(...)")
     if not isinstance(suite, TaskSuite):
         raise InputError(f"suite: expected a TaskSuite, got {type(suite).__name__}")
+    if isinstance(model, str) and tiny_size(model) and not Path(model).is_dir():
+        raise InputError(
+            f"model: expected a model, a Hub id or a path, got {model!r}. Only recipes and epo_trl.models.load_policy("
+            f"ModelConfig({model!r}), ...) create it, with a tokenizer of the suite's words."
+        )
 
 
 @contextmanager
