@@ -1,4 +1,4 @@
-"""Warm start: supervised fine-tuning on episodes of a scripted expert that sees only what the agent is shown.
+"""Warm start: supervised fine-tuning on episodes of a scripted expert.
 
     python recipes/sft.py --config recipes/alfworld/sft_tiny_cpu.yaml
 

@@ -168,7 +168,7 @@ def test_every_algorithm_of_make_train_has_its_recipe_and_config(name):
 
 @pytest.mark.parametrize("path", [path for path in CONFIGS if path not in RL], ids=NAME)
 def test_the_other_configs_have_only_known_keys(path):
-    suite, *_ = parse(path)
+    suite, *_ = parse(path, *machine(path))
     assert suite.name.startswith(path.parent.name)
 
 

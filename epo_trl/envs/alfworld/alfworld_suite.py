@@ -71,7 +71,7 @@ class _AlfworldSuite(TaskSuite):
         return AlfworldEnv(open_stock, engine.close)
 
     def make_expert(self, seed: int = 0) -> AlfworldExpert:
-        """Creates an expert that sees only what the agent is shown."""
+        """Creates an expert, which reads observations, the type of the task and the admissible actions."""
         return AlfworldExpert(seed, self._odds if self.expert_search == "likely" else None)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A scripted ALFWorld player that sees only what the agent is shown. It explores, so it suits demonstrations."""
+"""A scripted ALFWorld player that reads observations, the task's type and the admissible actions, and explores."""
 
 from __future__ import annotations
 
