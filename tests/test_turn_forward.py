@@ -9,6 +9,7 @@ import pytest
 import torch
 import trl.trainer.utils as trl_utils
 from fused_heads import HEADS, make_mixture
+from peft import LoraConfig
 from trainer_kit import (
     catch_step,
     collected,
@@ -354,6 +355,21 @@ def test_neither_checkpointing_nor_passes_run_again_change_anything(tmp_path, co
     assert largest(gradients) > 0.1
     for again, gradients_again in others:
         assert abs(float(loss - again)) < 1e-6 and difference(gradients, gradients_again) < 1e-6
+
+
+@pytest.mark.slow
+def test_passes_run_again_change_nothing_for_an_adapter_with_a_reference(tmp_path):
+    """The adapter is not the identity, so the KL term has a gradient."""
+    results = []
+    for changes in ({}, {"tokens_per_pass": 40, "recompute_passes": True}):
+        torch.manual_seed(0)
+        lora = LoraConfig(target_modules="all-linear", init_lora_weights=False)
+        trainer = make_trainer(tmp_path / str(bool(changes)), peft_config=lora, beta=0.5, **changes)
+        results.append(catch_step(with_episodes(trainer)))
+        assert trainer.state.log_history[0]["kl"] > 1e-3
+    (loss, gradients), (again, gradients_again) = results
+    assert largest(gradients) > 0.1
+    assert abs(float(loss - again)) < 1e-6 and difference(gradients, gradients_again) < 1e-6
 
 
 @pytest.mark.slow

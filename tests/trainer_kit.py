@@ -223,7 +223,8 @@ class KeepGradients(TrainerCallback):
         self.gradients: list[dict[str, Tensor]] = []
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.gradients.append({name: p.grad.detach().clone() for name, p in model.named_parameters()})
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.gradients.append({name: p.grad.detach().clone() for name, p in trained.items()})
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = state.global_step == self.steps
