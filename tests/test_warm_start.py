@@ -15,8 +15,8 @@ AFTER_WARM_START = {name: find_warm_start(path) for name, path in TRAINED.items(
 REFUSED = "model_name_or_path: expected the folder of a warm start, got "
 
 
-def test_every_config_of_a_tiny_model_has_a_warm_start_and_so_has_the_pretrained_one():
-    small = {name for name in TRAINED if "_cpu" in name} | {"alfworld/pretrained"}
+def test_every_config_of_a_small_model_has_a_warm_start():
+    small = {name for name in TRAINED if "_cpu" in name} | {"alfworld/pretrained", "alfworld/smollm2_1gpu"}
     assert set(AFTER_WARM_START) == small and len(small) > 9
 
 
