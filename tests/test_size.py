@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LINES = {"epo_trl/**/*.py": 34592, "tests/**/*.py": 39973, "docs/*.md": 5250}
+LINES = {"epo_trl/**/*.py": 34592, "tests/**/*.py": 39973, "docs/*.md": 5253}
 
 
 def count(pattern: str) -> int:
