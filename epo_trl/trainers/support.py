@@ -22,8 +22,8 @@ _ARGUMENTS = {
 _NEED_WHOLE_WEIGHTS = {
     "sync_ref_model": "a checkpoint needs the whole weights of the reference model. Use ZeRO-2 or DDP, or no "
     "synchronization",
-    "recompute_passes": "a second forward pass would keep the gathered weights of all layers. Use "
-    "gradient_checkpointing",
+    "recompute_passes": "the backward pass would read the LM head from a forward pass whose weights are sharded again. "
+    "Use gradient_checkpointing",
 }
 
 
