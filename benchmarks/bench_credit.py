@@ -27,8 +27,8 @@ from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.load import corpus
 from epo_trl.rollout.context import ContextBuilder, TurnView
 from epo_trl.rollout.templates import PromptTemplate
+from epo_trl.scoring.reference import last_hidden_states
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
-from epo_trl.trainers.scoring.reference import last_hidden_states
 
 ROOMS, MOVE_LIMIT = 6, 30
 EPISODES, STEPS, EPOCHS = 32, 60, 4  # episodes per RL step, RL steps, updates per batch

@@ -25,9 +25,9 @@ from trl import GRPOTrainer, ModelConfig
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.models import load_policy
+from epo_trl.scoring.row_scorer import ScoringTask
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.batches import layout_in
-from epo_trl.trainers.scoring.row_scorer import ScoringTask
 
 TRL, ZERO, EPO = "TRL's loss", "lambda = 0", "EPO"
 LAMBDA = 0.001

@@ -19,8 +19,8 @@ from bench_update import make, make_episodes
 from harness import measure, parser, table, write
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from epo_trl.scoring.turn_forward import Passes
 from epo_trl.trainers.config import CPU_TOKENS, GPU_TOKENS
-from epo_trl.trainers.scoring.turn_forward import Passes
 
 EPISODES, BUCKETS = 64, 4
 SIZES = {

@@ -37,11 +37,11 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_tokenizer
 from epo_trl.models.load import corpus
 from epo_trl.rollout import episode_to_row
+from epo_trl.scoring.fused_head import compact_scoring
+from epo_trl.scoring.turn_forward import Passes
+from epo_trl.scoring.turn_layout import TurnLayout
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.trainers.batches import layout_entries
-from epo_trl.trainers.scoring.fused_head import compact_scoring
-from epo_trl.trainers.scoring.turn_forward import Passes
-from epo_trl.trainers.scoring.turn_layout import TurnLayout
 from epo_trl.types import Episode, StopReason, Turn
 
 HISTORY = 2

@@ -47,12 +47,12 @@ from trl.trainer.utils import compute_flops_per_token
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.alfworld.env import AlfworldEnv
-from epo_trl.memory.sizes import Run, memory_per_gpu, shape_of
+from epo_trl.lab.memory.sizes import Run, memory_per_gpu, shape_of
 from epo_trl.models import load_policy
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import RolloutTimes, play_episodes
+from epo_trl.scoring.turn_forward import Passes
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
-from epo_trl.trainers.scoring.turn_forward import Passes
 from epo_trl.types import Episode
 
 # hidden size, layers, heads, key-value heads, inner size of Qwen2.5; the vocabulary has 151,936 tokens in all sizes.

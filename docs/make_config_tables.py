@@ -21,18 +21,17 @@ from epo_trl.bounds import Range, read_bounds  # noqa: E402
 from epo_trl.cli.evaluation_arguments import EvaluationArguments  # noqa: E402
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig  # noqa: E402
 from epo_trl.cli.training import StartArguments  # noqa: E402
-from epo_trl.envs.adapters.gymnasium import GymnasiumArguments  # noqa: E402
-from epo_trl.envs.adapters.numbered import NumberedArguments  # noqa: E402
-from epo_trl.envs.adapters.openenv import OpenEnvArguments  # noqa: E402
-from epo_trl.envs.adapters.tools import ToolsArguments  # noqa: E402
 from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
+from epo_trl.envs.gymnasium import GymnasiumArguments  # noqa: E402
+from epo_trl.envs.numbered import NumberedArguments  # noqa: E402
+from epo_trl.envs.openenv import OpenEnvArguments  # noqa: E402
 from epo_trl.envs.scienceworld.env import EngineRules  # noqa: E402
 from epo_trl.envs.scienceworld.gold import GoldSettings  # noqa: E402
 from epo_trl.envs.scienceworld.host import JvmSettings  # noqa: E402
 from epo_trl.envs.scienceworld.tasks import TaskLists  # noqa: E402
+from epo_trl.envs.tools import ToolsArguments  # noqa: E402
 from epo_trl.envs.trap import TrapSuite  # noqa: E402
 from epo_trl.envs.webshop import WebShopSuite  # noqa: E402
-from epo_trl.long_runs.run_settings import LongRunArguments  # noqa: E402
 from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
 from epo_trl.rollout.spec import (  # noqa: E402
     EpisodeArguments,
@@ -41,6 +40,7 @@ from epo_trl.rollout.spec import (  # noqa: E402
     ResponseArguments,
     RewardArguments,  # noqa: E402
 )
+from epo_trl.runs.run_settings import LongRunArguments  # noqa: E402
 from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402
 from epo_trl.trainers.config import RolloutArguments  # noqa: E402
 

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from epo_trl.plots import average_seeds, running_mean
-from epo_trl.study.config import load_study
-from epo_trl.study.outcomes import SUCCESS, judge, select_arm
-from epo_trl.study.record import Record, read_record
+from epo_trl.lab.plots import average_seeds, running_mean
+from epo_trl.lab.study.config import load_study
+from epo_trl.lab.study.outcomes import SUCCESS, judge, select_arm
+from epo_trl.lab.study.record import Record, read_record
 
 ROOT = Path(__file__).parent.parent
 ARMS = {

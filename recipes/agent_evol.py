@@ -49,13 +49,6 @@ from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import play_chunks, protocol_settings, split_chunks
 from epo_trl.evaluation.report_files import report_file
-from epo_trl.long_runs.callbacks import EXIT_CODE
-from epo_trl.long_runs.checkpoint_files import what_model
-from epo_trl.long_runs.guards import TooManyAborted, first_errors
-from epo_trl.long_runs.run_lock import run_lock
-from epo_trl.long_runs.run_settings import content_digest
-from epo_trl.long_runs.state_file import read_state, write_state
-from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import config_of, end_ids_of, sequence_limit, tokenizer_of
 from epo_trl.models.names import tiny_size
@@ -63,6 +56,13 @@ from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import Demonstration
 from epo_trl.rollout.few_shot import FewShot
 from epo_trl.rollout.spec import ResponseArguments
+from epo_trl.runs.callbacks import EXIT_CODE
+from epo_trl.runs.checkpoint_files import what_model
+from epo_trl.runs.guards import TooManyAborted, first_errors
+from epo_trl.runs.run_lock import run_lock
+from epo_trl.runs.run_settings import content_digest
+from epo_trl.runs.state_file import read_state, write_state
+from epo_trl.runs.upload import check_upload
 from epo_trl.trainers.model_card import CardFacts
 from epo_trl.types import Episode
 

@@ -8,7 +8,7 @@ import epo_trl.threads  # noqa: F401 - before torch
 import sys
 from pathlib import Path
 
-from epo_trl.plots import read_run
+from epo_trl.lab.plots import read_run
 
 SUCCESS = "train/env/success_rate"
 NEXT = (

@@ -71,8 +71,8 @@ from trainer_kit import (
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
-from epo_trl.long_runs import run_lock
-from epo_trl.long_runs.guards import NonFiniteError, TooManyAborted
+from epo_trl.runs import run_lock
+from epo_trl.runs.guards import NonFiniteError, TooManyAborted
 from epo_trl.trainers import EPOTrainer
 from epo_trl.types import StopReason
 

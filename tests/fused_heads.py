@@ -13,7 +13,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from epo_trl.trainers.scoring.fused_head import HeadInput
+from epo_trl.scoring.fused_head import HeadInput
 
 
 def head_of(probabilities, **settings):

@@ -20,7 +20,7 @@ from datasets import Dataset
 from trainer_kit import make_ppo
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.long_runs.checkpoint_files import checkpoints, find_corruption
+from epo_trl.runs.checkpoint_files import checkpoints, find_corruption
 from epo_trl.trainers.critic.file import CRITIC_FILE
 
 SETTINGS = {

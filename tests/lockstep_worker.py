@@ -20,8 +20,8 @@ from distributed_worker import WORLD, ZERO3, forget_the_mode, start
 from trainer_kit import ROWS, make_trainer
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
-from epo_trl.long_runs.guards import TooManyAborted
 from epo_trl.rollout import parsing
+from epo_trl.runs.guards import TooManyAborted
 from epo_trl.trainers import EPOTrainer
 
 TURNS = 5

@@ -21,9 +21,9 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.models.families import load_model
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import load_policy, merge_adapter, policy_for_training
+from epo_trl.scoring.row_scorer import ScoringTask
+from epo_trl.scoring.turn_layout import TurnLayout
 from epo_trl.trainers import EPOTrainer
-from epo_trl.trainers.scoring.row_scorer import ScoringTask
-from epo_trl.trainers.scoring.turn_layout import TurnLayout
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 BEGIN, END = "<!-- begin: python tests/model_families.py -->", "<!-- end -->"

@@ -9,12 +9,12 @@ from run_kit import left, logged
 from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer, results_of
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
-from epo_trl.long_runs.callbacks import short_line
-from epo_trl.long_runs.checkpoint_files import MANIFEST, find_corruption
-from epo_trl.long_runs.guards import TooManyAborted
-from epo_trl.long_runs.long_run import STATE_FILE
-from epo_trl.long_runs.state_file import read_state
 from epo_trl.methods import Comm
+from epo_trl.runs.callbacks import short_line
+from epo_trl.runs.checkpoint_files import MANIFEST, find_corruption
+from epo_trl.runs.guards import TooManyAborted
+from epo_trl.runs.long_run import STATE_FILE
+from epo_trl.runs.state_file import read_state
 from epo_trl.trainers.batches import RLStep
 from epo_trl.types import StopReason
 

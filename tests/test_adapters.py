@@ -22,9 +22,9 @@ from epo_trl.cli.program import explain
 from epo_trl.cli.training import train
 from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
-from epo_trl.long_runs.checkpoint_files import FINISHED, what_model
-from epo_trl.long_runs.run_settings import differences, settings_of
 from epo_trl.models import adapters, families, load, load_policy, policy_for_training
+from epo_trl.runs.checkpoint_files import FINISHED, what_model
+from epo_trl.runs.run_settings import differences, settings_of
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
 IDS = torch.tensor([[5, 9, 12, 7, 20, 11]])

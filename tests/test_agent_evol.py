@@ -16,8 +16,8 @@ from epo_trl.cli.evaluation_arguments import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
-from epo_trl.long_runs.checkpoint_files import what_model
 from epo_trl.rollout.templates import TEMPLATES
+from epo_trl.runs.checkpoint_files import what_model
 from epo_trl.types import Episode, StopReason, Turn
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from trainer_kit import make_model, make_trainer
 from transformers import TrainingArguments
 
 from epo_trl.cli.imitation import ImitationConfig
-from epo_trl.long_runs.run_settings import check_training_arguments, warn_rounded_updates
+from epo_trl.runs.run_settings import check_training_arguments, warn_rounded_updates
 from epo_trl.trainers import EPOConfig
 from epo_trl.trainers.setup import divide
 
@@ -170,7 +170,7 @@ def test_the_ends_of_what_is_taken_are_taken(tmp_path):
 
 
 def test_a_tracker_is_known_and_installed(tmp_path, monkeypatch):
-    installed = "epo_trl.long_runs.run_settings.get_available_reporting_integrations"
+    installed = "epo_trl.runs.run_settings.get_available_reporting_integrations"
     monkeypatch.setattr(installed, lambda: ["tensorboard"])
     with pytest.raises(ValueError, match="report_to: expected 'all', 'none', or .*'tensorboard'.*got 'tensorbord'"):
         check_training_arguments(arguments(tmp_path, report_to="tensorbord"))

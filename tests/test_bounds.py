@@ -22,7 +22,6 @@ from epo_trl.bounds import (
 )
 from epo_trl.cli.evaluation_arguments import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
-from epo_trl.credit_audit import AuditPlan
 from epo_trl.envs.pool import PoolSettings
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.scienceworld.gold import GoldSettings
@@ -31,7 +30,8 @@ from epo_trl.envs.trap import TrapSuite
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
-from epo_trl.memory.sizes import Run
+from epo_trl.lab.credit_audit import AuditPlan
+from epo_trl.lab.memory.sizes import Run
 from epo_trl.methods import METHODS
 from epo_trl.methods.adaptive import AdaptiveEntropy
 from epo_trl.methods.dapo import DAPO

@@ -7,7 +7,7 @@ from run_kit import left
 from trl import ModelConfig
 from typed import parse_recipe
 
-from epo_trl.long_runs.checkpoint_files import (
+from epo_trl.runs.checkpoint_files import (
     MANIFEST,
     find_corruption,
     last_checkpoint,

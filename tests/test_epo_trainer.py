@@ -30,13 +30,13 @@ from trainer_kit import (
 )
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
-from epo_trl.long_runs.long_run import STATE_FILE
+from epo_trl.lab.plots import read_run
 from epo_trl.methods import Comm
 from epo_trl.models.prefix_cache import CACHE
-from epo_trl.plots import read_run
 from epo_trl.rollout import ChatTemplateError, TemplateError
+from epo_trl.runs.long_run import STATE_FILE
+from epo_trl.scoring import row_scorer
 from epo_trl.trainers import EPOConfig, EPOTrainer
-from epo_trl.trainers.scoring import row_scorer
 from epo_trl.types import StopReason
 
 # ------------------------------------------------------------------------------------------ history and schedule

@@ -22,19 +22,19 @@ from epo_trl.cli import evaluation
 from epo_trl.cli.command_line import read_command_line
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.envs import EnvError
-from epo_trl.envs.adapters.tools import ToolsArguments
 from epo_trl.envs.registry import build_suite
+from epo_trl.envs.tools.suite import ToolsArguments
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.envs.trap import TrapSuite
 from epo_trl.errors import FileError, InputError
 from epo_trl.evaluation import get_protocol
 from epo_trl.evaluation.partial_results import PartialResults
-from epo_trl.long_runs.guards import TooManyAborted
-from epo_trl.long_runs.run_lock import RunningError
-from epo_trl.long_runs.run_settings import content_digest
 from epo_trl.models.vllm_policy import VllmPolicy, load_vllm_policy
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.templates import TEMPLATES
+from epo_trl.runs.guards import TooManyAborted
+from epo_trl.runs.run_lock import RunningError
+from epo_trl.runs.run_settings import content_digest
 from epo_trl.types import Episode, StopReason
 from epo_trl.watch.source import find_samples
 

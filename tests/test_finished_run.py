@@ -14,8 +14,8 @@ from run_kit import StopAt, assert_bit_equal, left, logged, lora, resumable, res
 from trainer_kit import make_ppo, make_trainer, make_warm_start
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.long_runs.checkpoint_files import FINISHED
-from epo_trl.long_runs.run_settings import check_final_model
+from epo_trl.runs.checkpoint_files import FINISHED
+from epo_trl.runs.run_settings import check_final_model
 
 TASKS = Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:4]})  # two steps are an epoch
 WATCHED = {"eval_on_start": True, "report_to": ["tensorboard"], "logging_first_step": True}

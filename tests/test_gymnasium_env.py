@@ -8,7 +8,7 @@ from tool_worlds import check_training
 from typed import parse_recipe
 
 from epo_trl.envs import EnvError
-from epo_trl.envs.adapters.gymnasium import GymnasiumArguments
+from epo_trl.envs.gymnasium import GymnasiumArguments
 from epo_trl.envs.testing import EnvContract
 from epo_trl.errors import EpoTrlError
 from epo_trl.trainers import EPOConfig

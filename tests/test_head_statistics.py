@@ -9,10 +9,10 @@ from trainer_kit import assert_same_function, make_model
 from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.methods import Need
-from epo_trl.trainers.scoring.fused_head import mean_discriminator, nucleus_entropy
-from epo_trl.trainers.scoring.top_p import own_nucleus_entropy, top_p_entropy
-from epo_trl.trainers.scoring.turn_forward import Passes, find_nuclei, score_turns
-from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
+from epo_trl.scoring.fused_head import mean_discriminator, nucleus_entropy
+from epo_trl.scoring.top_p import own_nucleus_entropy, top_p_entropy
+from epo_trl.scoring.turn_forward import Passes, find_nuclei, score_turns
+from epo_trl.scoring.turn_layout import TurnLayout, cut_turns
 
 CUT, TOP_P = 0.03, 0.8
 
@@ -102,7 +102,7 @@ def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatc
     (model,), batch = fused(make_model()), cut(windowed=True)
     statistics = asked(model, batch)
     compact = score_turns(model, batch, statistics=statistics).head
-    monkeypatch.setattr("epo_trl.trainers.scoring.turn_forward.compact_scoring", lambda: torch.no_grad())
+    monkeypatch.setattr("epo_trl.scoring.turn_forward.compact_scoring", lambda: torch.no_grad())
     every = score_turns(model, batch, statistics=statistics).head
     for need in PLAIN:
         torch.testing.assert_close(every[need], compact[need])

@@ -25,10 +25,10 @@ from epo_trl.cli.evaluation_arguments import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.cli.training import train
 from epo_trl.envs.toy import ToySuite
-from epo_trl.long_runs import upload
-from epo_trl.long_runs.checkpoint_files import find_corruption
-from epo_trl.long_runs.upload import UploadError
 from epo_trl.models import load_policy, load_tokenizer
+from epo_trl.runs import upload
+from epo_trl.runs.checkpoint_files import find_corruption
+from epo_trl.runs.upload import UploadError
 
 # An id of the Hub or a folder: these tests with a real model, `make test-hub CHECKPOINT=...`.
 CHECKPOINT = os.environ.get("EPO_TRL_CHECKPOINT")

@@ -13,8 +13,8 @@ from trl import ModelConfig
 from epo_trl.cli.command_line import AlgorithmArguments, read_command_line
 from epo_trl.cli.options import read_settings
 from epo_trl.cli.training import StartArguments
-from epo_trl.memory.config import read_run
-from epo_trl.memory.sizes import (
+from epo_trl.lab.memory.config import read_run
+from epo_trl.lab.memory.sizes import (
     PRESETS,
     ModelShape,
     Run,

@@ -13,7 +13,7 @@ from trainer_kit import compute_in_float64, make_model, make_trainer, with_episo
 from epo_trl.errors import InputError
 from epo_trl.methods import Need
 from epo_trl.methods.entropy_discriminator import ClipB, ClipV, discriminators
-from epo_trl.trainers.scoring.fused_head import HeadInput, mean_discriminator
+from epo_trl.scoring.fused_head import HeadInput, mean_discriminator
 
 
 def with_discriminators(values, means=None):
@@ -79,7 +79,7 @@ def test_it_is_computed_in_parts(monkeypatch):
     torch.manual_seed(0)
     head = HeadInput(torch.randn(7, 4), torch.randn(12, 4), torch.randn(12), 0.7, 2.0, 1.3)
     whole = mean_discriminator(head)
-    monkeypatch.setattr("epo_trl.trainers.scoring.fused_head.CHUNK", 30)
+    monkeypatch.setattr("epo_trl.scoring.fused_head.CHUNK", 30)
     torch.testing.assert_close(mean_discriminator(head), whole)
     assert mean_discriminator(HeadInput(head.hidden[:0], head.weight, None, 1.0, None, 1.0)).shape == (0,)
 

@@ -23,12 +23,12 @@ from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.methods import Need, StepSummary
 from epo_trl.methods.ref_nucleus import ReferenceNucleus
+from epo_trl.scoring import fused_head
+from epo_trl.scoring.fused_head import nucleus, nucleus_entropy
+from epo_trl.scoring.turn_forward import score_turns
+from epo_trl.scoring.turn_layout import TurnLayout, cut_turns
 from epo_trl.trainers.batches import layout_in
 from epo_trl.trainers.monitoring.run_health import watched_entropy
-from epo_trl.trainers.scoring import fused_head
-from epo_trl.trainers.scoring.fused_head import nucleus, nucleus_entropy
-from epo_trl.trainers.scoring.turn_forward import score_turns
-from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
 
 NO = -1
 

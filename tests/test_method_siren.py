@@ -23,7 +23,7 @@ from trainer_kit import (
 
 from epo_trl.methods import Need
 from epo_trl.methods.siren import SIREN, peak_tokens
-from epo_trl.trainers.scoring.top_p import top_p_entropy
+from epo_trl.scoring.top_p import top_p_entropy
 from epo_trl.types import StopReason
 
 NO = 9.0  # an entropy that must not count

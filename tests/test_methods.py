@@ -26,9 +26,9 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
 from epo_trl.methods import Comm, Method, Methods, build_methods
 from epo_trl.methods.tally import Tally
+from epo_trl.scoring import row_scorer
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.trainers.collection import Collector
-from epo_trl.trainers.scoring import row_scorer
 from epo_trl.types import Episode, StopReason, Turn
 
 

@@ -14,8 +14,8 @@ from server_process import running_server
 from tool_worlds import check_training, wait_for_seat
 
 from epo_trl.envs import EnvError
-from epo_trl.envs.adapters.loop import submit
-from epo_trl.envs.adapters.openenv import OpenEnvArguments
+from epo_trl.envs.loop import submit
+from epo_trl.envs.openenv import OpenEnvArguments
 from epo_trl.envs.registry import build_suite as build_registered
 from epo_trl.envs.testing import EnvContract
 from epo_trl.errors import InputError

@@ -183,7 +183,7 @@ def test_the_environments_of_ours_clash_with_no_trainer(config, tmp_path, monkey
 @pytest.mark.parametrize(("name", "installed"), [("gymnasium", "gymnasium"), ("openenv", "'epo-trl[openenv]'")])
 def test_a_package_that_is_not_installed_is_named(name, installed, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
-    monkeypatch.setattr("epo_trl.envs.adapters.openenv.find_spec", lambda name: None)
+    monkeypatch.setattr("epo_trl.envs.openenv.find_spec", lambda name: None)
     missing = re.escape(f"environment: '{name}' needs the package {name}; pip install {installed}")
     with pytest.raises(EnvError, match=missing):
         environment_arguments(name)().make_suite()

@@ -11,12 +11,12 @@ from rollout_parts import byte_tokenizer
 from trl import ModelConfig
 
 from epo_trl.cli import evaluation
-from epo_trl.cli import play as playing
-from epo_trl.cli.play import PLAIN, PlayArguments, bare_tokenizer, play
-from epo_trl.cli.screen import Screen
 from epo_trl.envs import EnvError
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation.play import protocol_context, protocol_settings
+from epo_trl.lab import play as playing
+from epo_trl.lab.play import PLAIN, PlayArguments, bare_tokenizer, play
+from epo_trl.lab.screen import Screen
 from epo_trl.rollout import Engine, PromptTemplate, Response, play_episodes
 from epo_trl.rollout.spec import ResponseArguments
 

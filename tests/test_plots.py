@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from epo_trl.errors import InputError
-from epo_trl.plots import PANELS, TAGS, Panel, average_seeds, default_label, plot_runs, read_run, running_mean
+from epo_trl.lab.plots import PANELS, TAGS, Panel, average_seeds, default_label, plot_runs, read_run, running_mean
 
 ROOT = Path(__file__).parents[1]
 

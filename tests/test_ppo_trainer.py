@@ -33,13 +33,13 @@ from epo_trl.methods import Credit
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.critic import Critic, attach_critic, critic_aside, detach_critic
 from epo_trl.rollout.context import TurnView
+from epo_trl.scoring.row_scorer import ScoringTask, row_ids
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
 from epo_trl.trainers.batches import layout_in
 from epo_trl.trainers.critic.file import CRITIC_FILE
 from epo_trl.trainers.critic.final_states import final_states, final_values
 from epo_trl.trainers.critic.setup import hide_critic, make_critic
 from epo_trl.trainers.critic.value_statistics import turn_bins, value_statistics, whitened
-from epo_trl.trainers.scoring.row_scorer import ScoringTask, row_ids
 from epo_trl.types import StopReason
 
 CRITICS = ["separate", "value_head"]

@@ -9,7 +9,7 @@ from run_kit import SendSignals, assert_bit_equal, left, recipe, weights
 from trainer_kit import make_trainer
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.long_runs.callbacks import EXIT_CODE
+from epo_trl.runs.callbacks import EXIT_CODE
 
 pytestmark = pytest.mark.slow
 TASKS = list(ToySuite().task_ids("train"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from epo_trl.plots import read_run
+from epo_trl.lab.plots import read_run
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 (BLOCK,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

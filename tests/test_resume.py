@@ -40,16 +40,16 @@ from epo_trl import ImitationConfig
 from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.trap import TrapSuite
 from epo_trl.errors import FileError, InputError
-from epo_trl.long_runs import long_run
-from epo_trl.long_runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, set_aside, write_manifest
-from epo_trl.long_runs.disk_room import DiskFullError, DiskRoom
-from epo_trl.long_runs.run_settings import MAY_CHANGE, differences, load_settings, settings_of
-from epo_trl.long_runs.state_file import read_state, write_state
 from epo_trl.methods.ea import EntropyAdvantage
 from epo_trl.methods.siren import SIREN
 from epo_trl.models import load_policy
 from epo_trl.objectives import turn_mean_weights
 from epo_trl.rollout.templates import TEMPLATES
+from epo_trl.runs import long_run
+from epo_trl.runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, set_aside, write_manifest
+from epo_trl.runs.disk_room import DiskFullError, DiskRoom
+from epo_trl.runs.run_settings import MAY_CHANGE, differences, load_settings, settings_of
+from epo_trl.runs.state_file import read_state, write_state
 from epo_trl.trainers import EPOPPOConfig
 
 TESTS = Path(__file__).parent

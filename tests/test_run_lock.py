@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 from trainer_kit import make_trainer
 
-from epo_trl.long_runs import run_lock as run_lock_module
-from epo_trl.long_runs.run_lock import LOCK, RunningError, run_lock
+from epo_trl.runs import run_lock as run_lock_module
+from epo_trl.runs.run_lock import LOCK, RunningError, run_lock
 
 
 def args_of(folder, rank=0):

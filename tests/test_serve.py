@@ -24,16 +24,16 @@ from datasets import Dataset
 from processes import assert_gone, assert_soon
 from tool_worlds import chat_tokenizer, scripted_model, train_with_trl, wait_for_seat
 
-from epo_trl.cli.serve import main
 from epo_trl.envs import EnvError
-from epo_trl.envs.adapters.openenv import OpenEnvArguments
-from epo_trl.envs.adapters.openenv_server import ServedGames, make_app
 from epo_trl.envs.alfworld import GeneratedAlfworld
+from epo_trl.envs.openenv import OpenEnvArguments
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.trap import TrapSuite
 from epo_trl.envs.webshop import WebShopSuite
+from epo_trl.lab.serve.command import main
+from epo_trl.lab.serve.server import ServedGames, make_app
 
 pytestmark = pytest.mark.slow
 

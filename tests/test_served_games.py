@@ -11,10 +11,10 @@ from word_game import WordGame, reward_func, word_rows
 
 from epo_trl.cli import main
 from epo_trl.envs import EnvError, TaskSuite, TextEnv
-from epo_trl.envs.adapters.openenv_server import GameSession, ServedGames
-from epo_trl.envs.adapters.tools import ToolSuite
 from epo_trl.envs.alfworld import GeneratedAlfworld
+from epo_trl.envs.tools.suite import ToolSuite
 from epo_trl.envs.trap import TrapSuite
+from epo_trl.lab.serve.server import GameSession, ServedGames
 
 FAILURES = {"fail": RuntimeError("it failed"), "exit": SystemExit(3), "next": StopIteration(), "key": KeyError("fact")}
 

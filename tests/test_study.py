@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from epo_trl.cli import main
-from epo_trl.long_runs.run_lock import folder_lock
-from epo_trl.study import runner
+from epo_trl.lab.study import runner
+from epo_trl.runs.run_lock import folder_lock
 
 pytestmark = pytest.mark.slow
 

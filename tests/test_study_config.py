@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from epo_trl.errors import InputError
-from epo_trl.study.config import load_study
-from epo_trl.study.run_plan import folder_names, plan
+from epo_trl.lab.study.config import load_study
+from epo_trl.lab.study.run_plan import folder_names, plan
 
 ROOT = Path(__file__).parents[1]
 TRAIN = {"recipe": "train.py", "config": "train.yaml"}

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from epo_trl.errors import InputError
-from epo_trl.study.config import Arm, Part, Study
-from epo_trl.study.outcomes import judge
-from epo_trl.study.record import (
+from epo_trl.lab.study.config import Arm, Part, Study
+from epo_trl.lab.study.outcomes import judge
+from epo_trl.lab.study.record import (
     COMPLETE,
     POINTS,
     EvaluationRecord,
@@ -22,7 +22,7 @@ from epo_trl.study.record import (
     thin,
     write_record,
 )
-from epo_trl.study.run_plan import StudyRun
+from epo_trl.lab.study.run_plan import StudyRun
 
 
 def run_of(folder, arm="a", name="a-seed1", **settings):

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 
-from epo_trl.study.config import Arm, Part, Study
-from epo_trl.study.figure import BEHIND, draw
-from epo_trl.study.markdown import code, percent, plain, points, spread
-from epo_trl.study.outcomes import judge
-from epo_trl.study.record import EvaluationRecord, Record
-from epo_trl.study.statistics import Estimate
-from epo_trl.study.study_report import report, write_report
-from epo_trl.study.tables import (
+from epo_trl.lab.study.config import Arm, Part, Study
+from epo_trl.lab.study.figure import BEHIND, draw
+from epo_trl.lab.study.markdown import code, percent, plain, points, spread
+from epo_trl.lab.study.outcomes import judge
+from epo_trl.lab.study.record import EvaluationRecord, Record
+from epo_trl.lab.study.statistics import Estimate
+from epo_trl.lab.study.study_report import report, write_report
+from epo_trl.lab.study.tables import (
     differences_table,
     gains_table,
     paper_differences,

@@ -8,11 +8,11 @@ import forked
 import pytest
 
 from epo_trl.cli import main
-from epo_trl.study import figure, runner
-from epo_trl.study.config import load_study
-from epo_trl.study.run_plan import plan
-from epo_trl.study.runner import LOG, Places, known_record
-from epo_trl.study.study_report import write_report
+from epo_trl.lab.study import figure, runner
+from epo_trl.lab.study.config import load_study
+from epo_trl.lab.study.run_plan import plan
+from epo_trl.lab.study.runner import LOG, Places, known_record
+from epo_trl.lab.study.study_report import write_report
 
 ROOT = Path(__file__).parents[1]
 SMOKE = Path("studies/smoke.yaml")

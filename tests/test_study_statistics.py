@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from epo_trl.study.statistics import estimate, first_above, fisher_exact, pairs_needed
+from epo_trl.lab.study.statistics import estimate, first_above, fisher_exact, pairs_needed
 
 
 def test_mean_deviation_and_interval_by_hand():

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from word_game import WordGame, reward_func, word_rows
 
-from epo_trl.envs.adapters.tools import ToolSuite, tool_call
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.corridor import CorridorSuite
 from epo_trl.envs.scienceworld import ScienceWorldSuite
+from epo_trl.envs.tools.suite import ToolSuite, tool_call
 from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.rollout import PromptTemplate, TemplateError

@@ -10,8 +10,8 @@ from tool_worlds import chat_tokenizer
 from transformers.utils import get_json_schema
 from word_game import WordGame
 
-from epo_trl.envs.adapters.tool_env import final_answer
-from epo_trl.envs.adapters.tools import tool_call
+from epo_trl.envs.tools import tool_call
+from epo_trl.envs.tools.env import final_answer
 from epo_trl.rollout import ChatTemplateError, PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.parsing import RawResponse, TaggedActions

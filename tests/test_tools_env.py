@@ -11,9 +11,9 @@ import pytest
 from word_game import WORDS, WordGame, reward_func, word_rows
 
 from epo_trl.envs import EnvError
-from epo_trl.envs.adapters.tool import Refusal, Tool, read_call
-from epo_trl.envs.adapters.tools import ToolsArguments, ToolSuite, _rows, tool_call
 from epo_trl.envs.testing import EnvContract
+from epo_trl.envs.tools.suite import ToolsArguments, ToolSuite, _rows, tool_call
+from epo_trl.envs.tools.tool import Refusal, Tool, read_call
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.templates import render
 

@@ -8,9 +8,9 @@ import torch
 import trl.trainer.utils as trl_utils
 from fused_heads import head_of
 
-from epo_trl.trainers.scoring import top_p
-from epo_trl.trainers.scoring.fused_head import HeadInput
-from epo_trl.trainers.scoring.top_p import own_nucleus_entropy, top_p_entropy
+from epo_trl.scoring import top_p
+from epo_trl.scoring.fused_head import HeadInput
+from epo_trl.scoring.top_p import own_nucleus_entropy, top_p_entropy
 
 F64 = torch.float64
 

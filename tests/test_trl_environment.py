@@ -10,11 +10,11 @@ from trainer_kit import make_config
 from word_game import WordGame, reward_func, word_rows
 
 from epo_trl.envs import EnvError
-from epo_trl.envs.adapters.tools import ToolSuite, tool_call
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.checker import check_text_env
 from epo_trl.envs.corridor import CorridorSuite, door_on
 from epo_trl.envs.scienceworld import ScienceWorldSuite
+from epo_trl.envs.tools.suite import ToolSuite, tool_call
 from epo_trl.envs.toy import ToySuite
 from epo_trl.rollout import RolloutSettings
 from epo_trl.trainers import EPOTrainer, as_environment_factory, task_dataset

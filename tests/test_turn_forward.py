@@ -24,9 +24,9 @@ from trainer_kit import (
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl.trainer.utils import add_fused_lm_head
 
-from epo_trl.trainers.scoring.fused_head import compact_scoring
-from epo_trl.trainers.scoring.turn_forward import Passes, score_turns
-from epo_trl.trainers.scoring.turn_layout import TurnLayout, cut_turns
+from epo_trl.scoring.fused_head import compact_scoring
+from epo_trl.scoring.turn_forward import Passes, score_turns
+from epo_trl.scoring.turn_layout import TurnLayout, cut_turns
 
 CONTEXTS = ("windowed", "concatenated")
 _ = 0

@@ -7,8 +7,8 @@ import torch
 from run_kit import EachStep, assert_bit_equal, logged, weights
 from trainer_kit import make_ppo, make_trainer
 
-from epo_trl.long_runs.guards import NonFiniteError, UpdateGuard, check_skipped, spread_nonfinite
-from epo_trl.trainers.scoring import row_scorer
+from epo_trl.runs.guards import NonFiniteError, UpdateGuard, check_skipped, spread_nonfinite
+from epo_trl.scoring import row_scorer
 
 
 def spoil_loss(trainer, value, updates):

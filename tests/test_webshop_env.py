@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from webshop_release import row, write_release
 
-from epo_trl.cli.verify import main
 from epo_trl.envs import EnvError
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.webshop import FirstResult, WebShopEnv, WebShopSuite
@@ -16,6 +15,7 @@ from epo_trl.envs.webshop.search import RESULTS, ProductIndex
 from epo_trl.envs.webshop.session import Session, Shop
 from epo_trl.envs.webshop.shopper import Shopper, Wish
 from epo_trl.envs.webshop.verify import verify_shop
+from epo_trl.lab.verify import main
 from epo_trl.models import build_tokenizer
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.context import ContextBuilder, TurnView

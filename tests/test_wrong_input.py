@@ -11,9 +11,9 @@ from trl import ModelConfig
 from epo_trl.cli.command_line import ALGORITHM_NAMES
 from epo_trl.cli.training import ALGORITHMS
 from epo_trl.errors import InputError
-from epo_trl.long_runs.checkpoint_files import write_manifest
 from epo_trl.models import load_policy
 from epo_trl.models.names import check_model_name
+from epo_trl.runs.checkpoint_files import write_manifest
 
 # A command line, and its error.
 WRONG = [

@@ -1,8 +1,7 @@
-"""The command `epo-trl`. Each command is a line in `COMMANDS` and a module of this folder.
+"""The command `epo-trl`. Each command is a line in `COMMANDS` and a module that the line names.
 
-The module has the command's name and defines `main(argv) -> exit code`; heavy imports (torch, a game) are inside its
-functions, so `--help` responds at once. The modules of `MAINS` load torch and are recipes: their `main` parses a
-`CommandLine`.
+The module defines `main(argv) -> exit code`; heavy imports (torch, a game) are inside its functions, so `--help`
+responds at once. The modules of recipes load torch, and their `main` parses a `CommandLine`.
 """
 
 from __future__ import annotations
@@ -17,35 +16,40 @@ from epo_trl import __version__
 from epo_trl.cli.base import TRACEBACK, fail
 from epo_trl.errors import EpoTrlError
 
-# The commands that are recipes, and the modules of this folder with their `main`.
-MAINS = {
-    "train": "training", "sft": "imitation", "evaluate": "evaluation", "play": "play", "audit-credit": "audit_credit"
-}  # fmt: skip
-# Groups of commands with their descriptions, for the help.
+# Groups of commands, for the help. Of each: its module, whether it is a recipe, and its description.
 COMMANDS = {
     "Train and evaluate (without arguments: list the configs)": {
-        "sft": "warm start: supervised fine-tuning on a scripted expert",
-        "train": "RL with GRPO or PPO, with the terms of EPO",
-        "evaluate": "evaluate a checkpoint on whole test lists",
+        "sft": ("epo_trl.cli.imitation", True, "warm start: supervised fine-tuning on a scripted expert"),
+        "train": ("epo_trl.cli.training", True, "RL with GRPO or PPO, with the terms of EPO"),
+        "evaluate": ("epo_trl.cli.evaluation", True, "evaluate a checkpoint on whole test lists"),
     },
     "Games": {
-        "play": "play an episode in the terminal, as a person, the expert or a model",
-        "games": "generate games",
-        "verify": "compare game engines",
-        "serve": "serve games to OpenEnv clients and other trainers",
+        "play": ("epo_trl.lab.play", True, "play an episode in the terminal, as a person, the expert or a model"),
+        "games": ("epo_trl.lab.games", False, "generate games"),
+        "verify": ("epo_trl.lab.verify", False, "compare game engines"),
+        "serve": ("epo_trl.lab.serve.command", False, "serve games to OpenEnv clients and other trainers"),
     },
     "Experiments": {
-        "study": "run methods x seeds from one YAML file and write a report",
-        "plot": "draw reward, success and entropy curves of runs",
-        "audit-credit": "compare the credit of each turn with its true advantage, by continuations from copied states",
-        "watch": "show the episodes of a run, token by token, in a page or the terminal",
+        "study": ("epo_trl.lab.study.command", False, "run methods x seeds from one YAML file and write a report"),
+        "plot": ("epo_trl.lab.plot", False, "draw reward, success and entropy curves of runs"),
+        "audit-credit": (
+            "epo_trl.lab.credit_audit.command",
+            True,
+            "compare the credit of each turn with its true advantage, by continuations from copied states",
+        ),
+        "watch": ("epo_trl.cli.watch", False, "show the episodes of a run, token by token, in a page or the terminal"),
     },
     "Models and machines": {
-        "doctor": "check this machine: what works, what is missing, and how to fix it",
-        "memory": "estimate the memory per GPU of a model or a config",
-        "merge": "merge an adapter into its base model",
+        "doctor": (
+            "epo_trl.lab.doctor.command",
+            False,
+            "check this machine: what works, and how to fix what does not",
+        ),
+        "memory": ("epo_trl.lab.memory.command", False, "estimate the memory per GPU of a model or a config"),
+        "merge": ("epo_trl.cli.merge", False, "merge an adapter into its base model"),
     },
 }
+MODULES = {name: (module, recipe) for group in COMMANDS.values() for name, (module, recipe, _) in group.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,11 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str]) -> int:
     name, options = _parser().parse_args(given[:1]).command, given[1:]
     try:
-        if name in MAINS:
+        module, recipe = MODULES[name]
+        if recipe:
             from epo_trl.cli.program import run_command
 
             return run_command(name, options)
-        return int(import_module(f"{__name__}.{name}").main([option for option in options if option != TRACEBACK]))
+        return int(import_module(module).main([option for option in options if option != TRACEBACK]))
     except BrokenPipeError:
         raise
     except (EpoTrlError, OSError) as error:
@@ -77,11 +82,10 @@ def _run(given: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = [name for group in COMMANDS.values() for name in group]
-    width = max(map(len, names))
+    width = max(map(len, MODULES))
     lines = []
     for title, group in COMMANDS.items():
-        lines += [f"{title}:", *(f"  {name:{width}}  {text}" for name, text in group.items()), ""]
+        lines += [f"{title}:", *(f"  {name:{width}}  {text}" for name, (_, _, text) in group.items()), ""]
     parser = argparse.ArgumentParser(
         prog="epo-trl",
         usage="epo-trl COMMAND [--help] ...",
@@ -91,5 +95,5 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"epo-trl {__version__}")
-    parser.add_argument("command", metavar="COMMAND", choices=names, help=argparse.SUPPRESS)
+    parser.add_argument("command", metavar="COMMAND", choices=list(MODULES), help=argparse.SUPPRESS)
     return parser

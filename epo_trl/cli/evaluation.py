@@ -28,10 +28,6 @@ from epo_trl.evaluation.paired import check_games, compare, read_reports
 from epo_trl.evaluation.partial_results import PartialResults
 from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_context, protocol_settings, split_chunks
 from epo_trl.evaluation.samples import print_episodes
-from epo_trl.long_runs.checkpoint_files import what_model
-from epo_trl.long_runs.guards import SHOWN, TooManyAborted
-from epo_trl.long_runs.run_lock import make_folder, on_main_process, place_lock
-from epo_trl.long_runs.run_settings import content_digest
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import config_of, sequence_limit
@@ -40,6 +36,10 @@ from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout import ContextBuilder, Engine, PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.rollout.spec import ProtocolArguments
+from epo_trl.runs.checkpoint_files import what_model
+from epo_trl.runs.guards import SHOWN, TooManyAborted
+from epo_trl.runs.run_lock import make_folder, on_main_process, place_lock
+from epo_trl.runs.run_settings import content_digest
 from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import Sample, write_samples
 from epo_trl.watch.selection import choose_samples

@@ -21,11 +21,6 @@ from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
-from epo_trl.long_runs.callbacks import EXIT_CODE
-from epo_trl.long_runs.long_run import LongRun
-from epo_trl.long_runs.run_lock import run_lock
-from epo_trl.long_runs.run_settings import LongRunArguments, check_training_arguments, shards_weights
-from epo_trl.long_runs.upload import check_upload
 from epo_trl.models import policy_for_training
 from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import fitted, freeze_unread, settle_experts
@@ -34,6 +29,11 @@ from epo_trl.models.load import end_ids_of, sequence_limit
 from epo_trl.models.muon import make_muon
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, tasks_of_types
 from epo_trl.rollout.spec import EpisodeArguments, PromptArguments, ResponseArguments
+from epo_trl.runs.callbacks import EXIT_CODE
+from epo_trl.runs.long_run import LongRun
+from epo_trl.runs.run_lock import run_lock
+from epo_trl.runs.run_settings import LongRunArguments, check_training_arguments, shards_weights
+from epo_trl.runs.upload import check_upload
 from epo_trl.trainers.config import settle_defaults
 from epo_trl.trainers.model_card import CardFacts, OwnModelCard
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from epo_trl.cli import MAINS
+from epo_trl.cli import MODULES
 from epo_trl.cli.base import TRACEBACK, rank, say
 from epo_trl.cli.command_line import (
     HELP,
@@ -137,7 +137,7 @@ def run_recipe(
 
 
 def run_command(name: str, argv: Sequence[str]) -> int:
-    """Runs a command of `MAINS`, in several processes if accelerate's options are given, and returns its exit code.
+    """Runs a command that is a recipe, in several processes if accelerate's options are given; returns its exit code.
 
     Raises:
         EpoTrlError: If several processes are wanted, and the command line or a config is invalid.
@@ -160,7 +160,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     import epo_trl.threads  # noqa: F401 - before torch
 
     try:
-        run_program(lambda line: import_module(f"epo_trl.cli.{MAINS[name]}").main(line), builtin_command(name), rest)
+        run_program(lambda line: import_module(MODULES[name][0]).main(line), builtin_command(name), rest)
     finally:
         if not HELP.isdisjoint(rest) and rank() == 0:
             say(launch_help())

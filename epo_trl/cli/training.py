@@ -12,12 +12,12 @@ from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, find_warm_
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.long_runs.callbacks import EXIT_CODE
-from epo_trl.long_runs.run_lock import run_lock
-from epo_trl.long_runs.upload import check_upload
 from epo_trl.models.init_kwargs import keeping_init_kwargs
 from epo_trl.models.load import policy_for_training
 from epo_trl.models.names import tiny_size
+from epo_trl.runs.callbacks import EXIT_CODE
+from epo_trl.runs.run_lock import run_lock
+from epo_trl.runs.upload import check_upload
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.yaml_files import read_yaml
 

@@ -11,6 +11,12 @@ from epo_trl.envs.base import EnvError, Info, TextEnv
 from epo_trl.errors import one_line
 
 MAX_ERROR_CHARS = 2000
+FINAL_ANSWER = "final_answer"  # the tool that ends an episode with an answer
+
+
+def reaches(score: float, won_score: float | None) -> bool:
+    """Returns whether a score reaches that of a win, up to rounding: ten times 0.1 is a little less than 1."""
+    return won_score is not None and score >= won_score - 1e-6 * max(1.0, abs(won_score))
 
 
 def ends_episode_alone(error: BaseException) -> bool:

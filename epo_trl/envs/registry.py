@@ -14,10 +14,10 @@ from epo_trl.envs.base import EnvError, TaskSuite, is_setting
 
 ENVIRONMENTS = {
     "alfworld": "epo_trl.envs.alfworld.arguments:AlfworldArguments",
-    "gymnasium": "epo_trl.envs.adapters.gymnasium:GymnasiumArguments",
-    "openenv": "epo_trl.envs.adapters.openenv:OpenEnvArguments",
+    "gymnasium": "epo_trl.envs.gymnasium:GymnasiumArguments",
+    "openenv": "epo_trl.envs.openenv:OpenEnvArguments",
     "scienceworld": "epo_trl.envs.scienceworld:ScienceWorldSuite",
-    "tools": "epo_trl.envs.adapters.tools:ToolsArguments",
+    "tools": "epo_trl.envs.tools:ToolsArguments",
     "trap": "epo_trl.envs.trap:TrapSuite",
     "webshop": "epo_trl.envs.webshop:WebShopSuite",
 }

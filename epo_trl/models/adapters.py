@@ -21,9 +21,9 @@ from transformers.integrations import deepspeed
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.checkpoint_files import FINISHED, what_model
-from epo_trl.long_runs.run_lock import on_main_process
 from epo_trl.models.families import load_model
+from epo_trl.runs.checkpoint_files import FINISHED, what_model
+from epo_trl.runs.run_lock import on_main_process
 
 BASE = "base"
 NOTE = "made_from.txt"

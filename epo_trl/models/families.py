@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from trl.trainer.utils import create_model_from_path
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.disk_room import full_size
+from epo_trl.runs.disk_room import full_size
 
 # Settings and attributes that make a model in training mode draw random numbers: dropout, LayerDrop, router jitter.
 _NOISE = re.compile("drop|jitter")

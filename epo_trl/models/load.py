@@ -27,9 +27,6 @@ from trl.trainer.utils import create_model_from_path
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.long_runs.checkpoint_files import checkpoints
-from epo_trl.long_runs.run_lock import place_lock
-from epo_trl.long_runs.run_settings import uses_zero3
 from epo_trl.models.adapters import BASE, Adapter, drop_base, keep_base, save_whole, whole_weights
 from epo_trl.models.corpus import corpus
 from epo_trl.models.families import load_model, unread_by_text
@@ -37,6 +34,9 @@ from epo_trl.models.generate import end_ids
 from epo_trl.models.init_kwargs import InitKwargs
 from epo_trl.models.names import COPIES, DEFAULT_SIZE, TOKENIZER, check_model_name, tiny_size
 from epo_trl.models.tiny import build_model, build_tokenizer
+from epo_trl.runs.checkpoint_files import checkpoints
+from epo_trl.runs.run_lock import place_lock
+from epo_trl.runs.run_settings import uses_zero3
 
 
 def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, template: str) -> dict[str, Any]:

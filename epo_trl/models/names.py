@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.checkpoint_files import last_checkpoint
+from epo_trl.runs.checkpoint_files import last_checkpoint
 
 DEFAULT_SIZE = (128, 2)  # width, layers
 HEADS = 4

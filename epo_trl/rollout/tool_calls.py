@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from epo_trl.envs.adapters import FINAL_ANSWER
+from epo_trl.envs.border import FINAL_ANSWER
 from epo_trl.rollout.chat_frame import ChatTemplateError
 from epo_trl.rollout.encoding import control_tokens
 from epo_trl.rollout.parsing import MAX_PASSED_CHARS, ParsedResponse, RawResponse

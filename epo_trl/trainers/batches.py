@@ -15,8 +15,8 @@ from epo_trl.devices import to_device
 from epo_trl.methods import Batch, Comm, Methods, MicroBatch, Need, TokenScores
 from epo_trl.rollout import ContextBuilder, episode_to_row
 from epo_trl.rollout.rows import Row
-from epo_trl.trainers.scoring.reference import extract_features
-from epo_trl.trainers.scoring.turn_layout import TurnLayout
+from epo_trl.scoring.reference import extract_features
+from epo_trl.scoring.turn_layout import TurnLayout
 from epo_trl.types import Episode
 
 Inputs = dict[str, Any]

@@ -14,9 +14,9 @@ from tqdm.auto import tqdm
 from epo_trl.envs.base import Faults, TaskSuite, TextEnv
 from epo_trl.envs.border import close_all
 from epo_trl.errors import spelled
-from epo_trl.long_runs.guards import first_errors
 from epo_trl.methods import Comm, Group, Methods
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
+from epo_trl.runs.guards import first_errors
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine
 from epo_trl.trainers.monitoring.rollout_metrics import group_metrics, rollout_metrics

@@ -12,12 +12,12 @@ from trl import GRPOConfig
 from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Share, check_bounds, option
 from epo_trl.errors import InputError
 from epo_trl.evaluation.report import LOWER_IS_BETTER
-from epo_trl.long_runs.run_settings import LongRunArguments, check_training_arguments
 from epo_trl.methods import as_names, build_methods
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
+from epo_trl.runs.run_settings import LongRunArguments, check_training_arguments
 from epo_trl.trainers.support import check_config
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")  # TRL's loss types

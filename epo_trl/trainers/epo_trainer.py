@@ -32,13 +32,15 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.play import check_first_task
 from epo_trl.evaluation.samples import print_episodes
-from epo_trl.long_runs.callbacks import use_short_progress
-from epo_trl.long_runs.guards import check_aborts, first_errors, spread_nonfinite
-from epo_trl.long_runs.run_settings import shards_weights
 from epo_trl.methods import Batch, Comm, MicroBatch, Need, TokenScores
 from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import check_reads_text, freeze_unread, settle_experts, turn_off_noise
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
+from epo_trl.runs.callbacks import use_short_progress
+from epo_trl.runs.guards import check_aborts, first_errors, spread_nonfinite
+from epo_trl.runs.run_settings import shards_weights
+from epo_trl.scoring.reference import find_candidates
+from epo_trl.scoring.row_scorer import RowScorer, ScoringTask, row_ids
 from epo_trl.trainers import batches
 from epo_trl.trainers.ahead import make_rollout_ahead
 from epo_trl.trainers.batches import RLStep
@@ -53,8 +55,6 @@ from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_within_groups, zero_signal_monitor
-from epo_trl.trainers.scoring.reference import find_candidates
-from epo_trl.trainers.scoring.row_scorer import RowScorer, ScoringTask, row_ids
 from epo_trl.trainers.setup import divide, set_up
 from epo_trl.trainers.support import check_arguments, check_vllm_weights
 from epo_trl.types import Episode

@@ -11,10 +11,10 @@ from typing import Any
 from epo_trl.errors import InputError, spelled
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.report_files import report_file
-from epo_trl.long_runs.run_settings import model_digest
-from epo_trl.long_runs.state_file import write_state
 from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
+from epo_trl.runs.run_settings import model_digest
+from epo_trl.runs.state_file import write_state
 from epo_trl.trainers.checks import check_test_tasks
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine

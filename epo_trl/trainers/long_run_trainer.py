@@ -20,12 +20,12 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.report_files import REPORTS
-from epo_trl.long_runs.checkpoint_files import move_aside, step_of
-from epo_trl.long_runs.guards import UpdateGuard, check_skipped
-from epo_trl.long_runs.long_run import STATE_FILE, LongRun
-from epo_trl.long_runs.run_settings import check_unchanged, config_settings, content_digest, differences, model_digest
-from epo_trl.long_runs.state_file import read_state
 from epo_trl.methods import Methods, build_methods
+from epo_trl.runs.checkpoint_files import move_aside, step_of
+from epo_trl.runs.guards import UpdateGuard, check_skipped
+from epo_trl.runs.long_run import STATE_FILE, LongRun
+from epo_trl.runs.run_settings import check_unchanged, config_settings, content_digest, differences, model_digest
+from epo_trl.runs.state_file import read_state
 from epo_trl.trainers.ahead import RolloutAhead
 from epo_trl.trainers.batches import holds_what_the_loss_reads
 from epo_trl.trainers.collection import Player

@@ -27,6 +27,7 @@ from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
 from epo_trl.models.critic import attach_critic, check_attached, critic_aside
 from epo_trl.models.load import check_output_dir
 from epo_trl.objectives import value_loss
+from epo_trl.scoring.row_scorer import row_ids
 from epo_trl.trainers.batches import RLStep, update_scale
 from epo_trl.trainers.critic.file import check_critic_file, check_critic_kind, critic_prefix, load_critic, save_critic
 from epo_trl.trainers.critic.final_states import final_states, final_values
@@ -36,7 +37,6 @@ from epo_trl.trainers.critic.value_statistics import value_statistics, whitened
 from epo_trl.trainers.epo_trainer import EPOTrainer
 from epo_trl.trainers.monitoring.zero_signal import equal_outcomes
 from epo_trl.trainers.ppo_config import EPOPPOConfig
-from epo_trl.trainers.scoring.row_scorer import row_ids
 from epo_trl.types import Episode
 
 

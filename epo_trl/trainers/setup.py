@@ -17,13 +17,14 @@ from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import protocol_context, sampled_tasks
-from epo_trl.long_runs.run_settings import uses_zero3
 from epo_trl.methods import Methods, build_methods
 from epo_trl.models.critic import detach_critic
 from epo_trl.models.families import fitted
 from epo_trl.models.load import check_output_dir, load_tokenizer
 from epo_trl.models.names import tiny_size
 from epo_trl.rollout import ContextBuilder, RolloutSettings
+from epo_trl.runs.run_settings import uses_zero3
+from epo_trl.scoring.turn_forward import Passes
 from epo_trl.trainers.checks import (
     TEST_SPLITS,
     check_best_metric,
@@ -38,7 +39,6 @@ from epo_trl.trainers.checks import (
 )
 from epo_trl.trainers.config import CPU_TOKENS, GPU_TOKENS, EPOConfig
 from epo_trl.trainers.sampling_checks import check_sampling, warn_empty_thought
-from epo_trl.trainers.scoring.turn_forward import Passes
 from epo_trl.trainers.support import check_supported
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from accelerate.utils import is_peft_model
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.run_settings import shards_weights, uses_fsdp
 from epo_trl.models.adapters import is_adapted
+from epo_trl.runs.run_settings import shards_weights, uses_fsdp
 
 # Arguments of TRL's trainer, and what to do instead.
 _ARGUMENTS = {

@@ -19,7 +19,7 @@ from importlib.resources import files
 from typing import Any
 
 from epo_trl.errors import spelled
-from epo_trl.long_runs.state_file import write_atomically
+from epo_trl.runs.state_file import write_atomically
 from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import Sample, map_texts
 

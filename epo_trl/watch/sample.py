@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.errors import InputError
-from epo_trl.long_runs.state_file import write_atomically
+from epo_trl.runs.state_file import write_atomically
 from epo_trl.types import Episode
 
 MAX_CHARS = 20_000  # length limit of one text

@@ -2,7 +2,7 @@
 
 import random
 
-from epo_trl.envs.adapters.tools import tool_call
+from epo_trl.envs.tools.suite import tool_call
 
 SIZE = 8
 PROMPT = [{"role": "user", "content": f"find the number between 1 and {SIZE}"}]

@@ -27,8 +27,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 from transformers.utils import is_flash_attn_2_available
 
 from epo_trl.models.generate import decoding
-from epo_trl.trainers.scoring.fused_head import HeadInput, mean_discriminator, nucleus, nucleus_entropy
-from epo_trl.trainers.scoring.top_p import own_nucleus_entropy, top_p_entropy
+from epo_trl.scoring.fused_head import HeadInput, mean_discriminator, nucleus, nucleus_entropy
+from epo_trl.scoring.top_p import own_nucleus_entropy, top_p_entropy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.COUNT == 0, reason="needs a GPU")]
 

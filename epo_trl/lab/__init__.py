@@ -1,0 +1,1 @@
+"""Tools around training: studies, plots, audits, served games. Nothing outside this folder imports it."""

@@ -1,0 +1,246 @@
+"""One round of an audit: groups of episodes, the credit of some of their turns, and the true advantages of these."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from random import Random
+from statistics import fmean
+from typing import Annotated, Any
+
+from epo_trl.bounds import Count, Range, check_bounds
+from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.border import close_all
+from epo_trl.errors import InputError
+from epo_trl.lab.credit_audit.branches import branch, play_to_end, repeat_turn, start
+from epo_trl.lab.credit_audit.estimators import build_batch, turn_credits
+from epo_trl.methods import CriticValues, Method
+from epo_trl.methods.turn_features import TurnFeatures
+from epo_trl.rollout import ContextBuilder, RolloutSettings
+from epo_trl.rollout.loop import Generate
+from epo_trl.rollout.running_episode import RunningEpisode
+from epo_trl.types import Episode, StopReason
+
+State = tuple[int, int, bool]  # episode, turn, and whether the recorded response has been given
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPlan:
+    """How much an audit plays.
+
+    Args:
+        group_size: Number of episodes per task, which the credits compare.
+        audited: Number of them whose turns are compared with their true advantages.
+        continuations: Number of continuations from each state; even, since two halves estimate the noise.
+        parallel: Number of episodes in one generation call.
+        scale: `scale_rewards` of the run.
+    """
+
+    group_size: Annotated[int, Range(least=2)] = 8
+    audited: int = 2
+    continuations: int = 16
+    parallel: Count = 256
+    scale: str = "group"
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if not 1 <= self.audited <= self.group_size:
+            raise InputError(f"audited: expected an integer from 1 to {self.group_size}, got {self.audited}")
+        if self.continuations < 2 or self.continuations % 2:
+            raise InputError(f"continuations: expected an even number >= 2, got {self.continuations}")
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """What plays the episodes of an audit.
+
+    Args:
+        suite: The tasks.
+        policy: Policy that maps prompts to responses.
+        context: Builder of the prompts.
+        settings: Rules of the rollout, those of training.
+        seed: Seed passed to every `reset`.
+        critic: Returns the values of the run's critic for some episodes, if it has one.
+        features: Returns the hidden states of their turns under the reference policy, if a credit reads them.
+    """
+
+    suite: TaskSuite
+    policy: Generate
+    context: ContextBuilder
+    settings: RolloutSettings
+    seed: int = 0
+    critic: Callable[[Sequence[Episode]], CriticValues] | None = None
+    features: Callable[[Sequence[Episode]], TurnFeatures] | None = None
+
+
+def play_round(
+    player: Player,
+    tasks: Sequence[str],
+    plan: AuditPlan,
+    estimators: Mapping[str, Method],
+    draw: Random,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Plays a round and returns it as JSON values, one entry of each list per audited turn.
+
+    `task` is the task, `turn` the place of the turn in its episode, `halves` two independent estimates of its true
+    advantage, `credits` the advantage by each estimator. `success` has one entry per episode. Tasks in which an
+    environment raised an error are left out: `aborted` has the first error of each.
+
+    Args:
+        player: What plays.
+        tasks: Tasks, each played by one group.
+        plan: How much is played.
+        estimators: Credits by name.
+        draw: Random numbers for the environments and the choice of the audited episodes.
+        on_progress: Called with the number of finished continuations and of all.
+    """
+    episodes, points = record(player, [task for task in tasks for _ in range(plan.group_size)], plan.parallel, draw)
+    copies = [point.env for each in points for point in each]
+    aborted = {episode.task_id: episode.error for episode in episodes if episode.stop is StopReason.ABORTED}
+    points = [each for each, episode in zip(points, episodes, strict=True) if episode.task_id not in aborted]
+    episodes = [episode for episode in episodes if episode.task_id not in aborted]
+    rows = [
+        first + member
+        for first in range(0, len(episodes), plan.group_size)
+        for member in sorted(draw.sample(range(plan.group_size), plan.audited))
+    ]
+    turns = [(row, k) for row in rows for k in range(len(episodes[row].turns))]
+    try:
+        halves, failed = true_advantages(player, episodes, points, turns, plan, on_progress)
+    finally:
+        close_all(copies)
+    kept = [i for i, (row, _) in enumerate(turns) if episodes[row].task_id not in failed]
+    turns = [turns[i] for i in kept]
+    return {
+        "task": [episodes[row].task_id for row, _ in turns],
+        "turn": [k for _, k in turns],
+        "halves": [halves[i] for i in kept],
+        "credits": _credits(player, episodes, turns, plan, estimators),
+        "success": [episode.won for episode in episodes],
+        "aborted": aborted | failed,
+    }
+
+
+def _credits(
+    player: Player,
+    episodes: Sequence[Episode],
+    turns: Sequence[tuple[int, int]],
+    plan: AuditPlan,
+    estimators: Mapping[str, Method],
+) -> dict[str, list[float]]:
+    if not turns:
+        return {name: [] for name in estimators}
+    critic = player.critic(episodes) if player.critic else None
+    features = player.features(episodes) if player.features else None
+    return turn_credits(estimators, build_batch(episodes, plan.group_size, plan.scale, critic, features), turns)
+
+
+def record(
+    player: Player, tasks: Sequence[str], parallel: int, draw: Random
+) -> tuple[list[Episode], list[list[RunningEpisode]]]:
+    """Plays one episode per task; returns them with a copy of each before every turn, whose environment stays open."""
+    envs = [player.suite.make_env() for _ in tasks]
+    points: dict[int, list[RunningEpisode]] = defaultdict(list)
+    try:
+        for env in envs:
+            env.reseed(draw.randrange(2**62))
+        running = [start(task, player.seed, env, player.settings) for task, env in zip(tasks, envs, strict=True)]
+        for ended in play_to_end(
+            iter(running),
+            player.policy,
+            player.context,
+            parallel=parallel,
+            before_turn=lambda episode: points[id(episode)].append(branch(episode)),
+        ):
+            close_all([ended.env])
+    except BaseException:
+        close_all([*envs, *(point.env for each in points.values() for point in each)])
+        raise
+    return [episode.to_episode() for episode in running], [points[id(episode)] for episode in running]
+
+
+def true_advantages(
+    player: Player,
+    episodes: Sequence[Episode],
+    points: Sequence[Sequence[RunningEpisode]],
+    turns: Sequence[tuple[int, int]],
+    plan: AuditPlan,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[list[tuple[float, float]], dict[str, str]]:
+    """Estimates A = Q - V of turns twice, each time with half of the continuations.
+
+    V is the mean return of fresh continuations by the same policy from a copy of the state before the turn, Q that of
+    continuations after the recorded response. Returns are the sums of the training rewards to the end of the episode.
+
+    Also returns the first error of each task in which an environment raised one; estimates that need it are NaN.
+
+    Args:
+        player: What plays.
+        episodes: Recorded episodes.
+        points: A copy of each episode before each of its turns.
+        turns: Episode and turn of each advantage.
+        plan: How much is played.
+        on_progress: See `play_round`.
+    """
+    before = {turn: (*turn, False) for turn in turns}
+    after = {turn: _after(episodes, points, turn) for turn in turns}
+    states = sorted({*before.values(), *(state for state in after.values() if state is not None)})
+    returns: dict[tuple[State, int], list[float]] = defaultdict(list)
+    owners: dict[int, tuple[State, int]] = {}
+    errors: dict[str, str] = {}
+
+    def copies() -> Iterator[RunningEpisode]:
+        for state in states:
+            for number in range(plan.continuations):
+                twin = _copy(state, points, episodes, player.context)
+                # Halves by the order of the start: by that of the end, each would hold its share of short episodes.
+                owners[id(twin)] = state, number % 2
+                yield twin
+
+    done = 0
+    for ended in play_to_end(copies(), player.policy, player.context, parallel=plan.parallel):
+        state, part = owners.pop(id(ended))
+        earned = sum(turn.reward for turn in ended.turns[state[1] :])
+        if ended.stop is StopReason.ABORTED:
+            earned = nan
+            errors.setdefault(ended.task_id, ended.error)
+        returns[state, part].append(earned)
+        close_all([ended.env])
+        done += 1
+        on_progress(done, plan.continuations * len(states))
+
+    def half(state: State | None, part: int) -> float:
+        return 0.0 if state is None else fmean(returns[state, part])
+
+    def advantage(turn: tuple[int, int], part: int) -> float:
+        state = after[turn]
+        # The continuations after a repeated response include the reward of that turn.
+        paid = 0.0 if state is not None and state[2] else episodes[turn[0]].turns[turn[1]].reward
+        return paid + half(state, part) - half(before[turn], part)
+
+    return [(advantage(turn, 0), advantage(turn, 1)) for turn in turns], errors
+
+
+def _after(
+    episodes: Sequence[Episode], points: Sequence[Sequence[RunningEpisode]], turn: tuple[int, int]
+) -> State | None:
+    """Returns the state after a turn, `None` if nothing can follow it.
+
+    A deterministic environment leads to the recorded next state, whose continuations serve both turns. Any other is
+    stepped again in each continuation.
+    """
+    row, k = turn
+    if not points[row][k].env.is_deterministic:
+        return (row, k, True)
+    return (row, k + 1, False) if k + 1 < len(episodes[row].turns) else None
+
+
+def _copy(
+    state: State, points: Sequence[Sequence[RunningEpisode]], episodes: Sequence[Episode], context: ContextBuilder
+) -> RunningEpisode:
+    row, k, responded = state
+    point = points[row][k]
+    return repeat_turn(point, episodes[row].turns[k], context) if responded else branch(point)

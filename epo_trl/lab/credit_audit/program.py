@@ -1,0 +1,287 @@
+"""Audits the policy of a run on its training tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+from tqdm.auto import tqdm
+from trl import ModelConfig
+
+from epo_trl.bounds import Range, check_bounds, option
+from epo_trl.envs.base import TaskSuite
+from epo_trl.errors import InputError, changed_settings, spelled
+from epo_trl.lab.credit_audit.audited_round import AuditPlan, Player, play_round
+from epo_trl.lab.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
+from epo_trl.lab.credit_audit.estimators import list_estimators
+from epo_trl.lab.credit_audit.report import draw, make_markdown, make_table
+from epo_trl.lab.credit_audit.statistics import Comparison, compare
+from epo_trl.methods import build_methods
+from epo_trl.models import load_policy
+from epo_trl.models.generate import UNCHANGED, SamplingPolicy
+from epo_trl.models.load import sequence_limit
+from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
+from epo_trl.runs.checkpoint_files import what_model
+from epo_trl.runs.run_lock import folder_lock
+from epo_trl.runs.state_file import read_state, write_atomically, write_state
+from epo_trl.trainers import EPOConfig, EPOPPOConfig
+from epo_trl.trainers.long_run_trainer import LEARNED
+from epo_trl.trainers.setup import build_rules
+
+SETTINGS = "settings.json"
+# Fields of the config that decide what is played: all options of the rollout and of sampling, and the seed. Template
+# and examples are compared by their text.
+_RULES = {one.name for kind in (ResponseArguments, EpisodeArguments, RewardArguments) for one in fields(kind)}
+_RULES -= {"prompt_template", *(one.name for one in fields(FewShotArguments))}
+_RULES |= {"temperature", *UNCHANGED, "generation_kwargs", "seed"}
+
+
+@dataclass
+class AuditArguments:
+    """How much an audit plays, and where its files are."""
+
+    audited_run: str = option("", "Folder of the policy: a run's output folder, or a checkpoint in it.")
+    audit_folder: str = option("", "Folder for the results; by default credit_audit in RUN.")
+    audit_tasks: Annotated[int, Range(least=2)] = option(64, "Number of training tasks.")
+    audit_round: Annotated[int, Range(least=2)] = option(
+        8, "Tasks in a round, which is what an interrupted audit repeats."
+    )
+    audit_minutes: float = option(30.0, "Minutes after which no further round starts.")
+    audit_group: int = option(8, "Episodes per task, which the credits compare.")
+    audit_episodes: int = option(2, "Episodes of each task whose turns are audited.")
+    audit_continuations: int = option(16, "Continuations from each state, an even number.")
+    audit_parallel: int = option(256, "Episodes in one generation call.")
+
+    def plan(self, scale: Any) -> AuditPlan:
+        """Returns how much is played."""
+        return AuditPlan(
+            self.audit_group, self.audit_episodes, self.audit_continuations, self.audit_parallel, str(scale)
+        )
+
+    def check(self) -> None:
+        """Raises `InputError` for a folder that does not exist, or a number out of range."""
+        if not Path(self.audited_run).is_dir():
+            raise InputError(f"RUN: expected the output folder of a run, or a checkpoint, got {self.audited_run!r}")
+        check_bounds(self)
+
+
+class Audit:
+    """An audit that continues where an earlier one with the same settings stopped.
+
+    Args:
+        suite: The tasks.
+        args: Configuration of the run.
+        model_args: How the model is loaded.
+        audit: How much is played.
+    """
+
+    def __init__(self, suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, audit: AuditArguments) -> None:
+        audit.check()
+        self.suite, self.args, self.audit = suite, args, audit
+        self.folder = Path(os.path.expanduser(audit.audit_folder or f"{audit.audited_run}/credit_audit"))
+        self.plan = audit.plan(args.scale_rewards)
+        methods = _settings_of_methods(args)
+        device = (
+            "cpu" if args.use_cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
+        )
+        load = partial(
+            load_policy,
+            suite=suite,
+            template=args.template_for(suite),
+            device=device,
+            seed=args.seed,
+            trust_remote_code=args.trust_remote_code,
+        )
+        model, self._tokenizer = load(replace(model_args, model_name_or_path=audit.audited_run))
+        self.rules = build_rules(args, suite, self._tokenizer, {"state_key": True})
+        self.policy = SamplingPolicy(
+            model,
+            self._tokenizer,
+            max_new_tokens=args.max_completion_length,
+            temperature=args.temperature,
+            others=_sampling_settings(args),
+        )
+        self.rules.set_model_limits(sequence_limit(model.config), self.policy.eos_ids)
+        gae, heads, archer, self._values, self._features = None, None, None, None, None
+        if isinstance(args, EPOPPOConfig):
+            gae = {"gamma": args.gamma, "gae_lambda": args.gae_lambda}
+            self._values = SavedCritic(audit.audited_run, model, self._tokenizer, args, self.rules.context)
+            heads = methods.get("vetta", {}) if self._values.has_two_heads else None
+        learned = Path(audit.audited_run) / LEARNED
+        if args.credit == "archer" and learned.is_file():
+            archer = load_archer(learned, {"seed": args.seed, **methods["archer"]})
+            self._features = ReferenceFeatures(load(model_args)[0], self.rules.context)
+        self.estimators, self.left_out = list_estimators(
+            state_keys=self._has_state_keys(), gae=gae, two_heads=heads, archer=archer
+        )
+        self._settings = self._find_settings(model_args)
+        self._check_folder()
+
+    def _has_state_keys(self) -> bool:
+        """Returns whether the environment names its states. Raises `EnvError` if it cannot copy them."""
+        env = self.suite.make_env()
+        try:
+            env.copy().close()  # before a reset, which may not know the option
+            _, info = env.reset(seed=self.args.seed, options={"task_id": self.tasks[0], "state_key": True})
+        finally:
+            env.close()
+        return bool(info.get("state_key"))
+
+    @property
+    def tasks(self) -> list[str]:
+        """The training tasks that are played, in an order that the seed decides."""
+        ids = sorted(set(self.suite.task_ids("train")))
+        Random(f"audit {self.args.seed}").shuffle(ids)
+        return ids[: self.audit.audit_tasks]
+
+    def _find_settings(self, model_args: ModelConfig) -> dict[str, Any]:
+        """Returns all settings that affect the result, as JSON values."""
+        loading = {name: str(value) for name, value in asdict(model_args).items() if name != "model_name_or_path"}
+        settings = {
+            **{name: getattr(self.args, name) for name in sorted(_RULES)},
+            **{f"plan_{name}": value for name, value in asdict(self.plan).items()},
+            **{f"credit {name}": _list_settings(method) for name, method in self.estimators.items()},
+            "round": self.audit.audit_round,
+            "weights": what_model(self.audit.audited_run),
+            "reference": what_model(model_args.model_name_or_path or "") if self._features else "",
+            "model": loading,
+            "template": self.rules.context.template.checksums(),
+            "examples": self.rules.protocol.few_shot,
+            "suite": self.suite.name,
+            "environment": {name: str(value) for name, value in self.suite.settings.items()},
+        }
+        found: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+        return found
+
+    def _check_folder(self) -> None:
+        """Raises `InputError` if the folder holds another audit."""
+        path = self.folder / SETTINGS
+        if not path.is_file():
+            return
+        if differ := changed_settings(read_state(path), self._settings):
+            raise InputError(
+                f"audit_folder: expected a folder of this audit, got {self.folder} ({differ[0]}); use another folder, "
+                "or delete that one"
+            )
+
+    def play(self) -> list[dict[str, Any]]:
+        """Plays the missing rounds within the budget of minutes and returns all that are complete."""
+        write_state(self.folder / SETTINGS, self._settings)
+        end = time.monotonic() + 60 * self.audit.audit_minutes
+        return list(self._rounds(end))
+
+    def _rounds(self, end: float) -> Iterator[dict[str, Any]]:
+        tasks, size = self.tasks, self.audit.audit_round
+        for number, first in enumerate(range(0, len(tasks), size)):
+            path, part = self.folder / f"round-{number:03}.json", tasks[first : first + size]
+            stored = read_state(path, "tasks")["tasks"] if path.is_file() else []
+            # The last round of an audit of fewer tasks may lack some. Without time to play it again it remains.
+            if stored[: len(part)] != part:
+                if time.monotonic() <= end:
+                    write_state(path, {"tasks": part, **self._play_round(number, part)})
+                elif not stored or part[: len(stored)] != stored:
+                    return
+            yield read_state(path, "halves", "credits", "task")
+
+    def _play_round(self, number: int, tasks: list[str]) -> dict[str, Any]:
+        draw = Random(f"audit {self.args.seed} {number}")
+        policy = self.policy.seeded(draw.randrange(2**62))
+        rules, seed = self.rules, self.args.seed
+        player = Player(self.suite, policy, rules.context, rules.settings, seed, self._values, self._features)
+        with tqdm(desc=f"round {number + 1}", unit="continuation", file=sys.stderr) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            return play_round(player, tasks, self.plan, self.estimators, draw, show)
+
+    def report(self, rounds: list[dict[str, Any]]) -> Comparison:
+        """Writes table, plot and JSON of the complete rounds, and returns the comparison.
+
+        Raises:
+            InputError: If no turn was played.
+        """
+        halves = [tuple(pair) for one in rounds for pair in one["halves"]]
+        tasks = [task for one in rounds for task in one["task"]]
+        credits = {name: [x for one in rounds for x in one["credits"][name]] for name in self.estimators}
+        aborted = {task: error for one in rounds for task, error in one.get("aborted", {}).items()}
+        first = next((f"{task}: {error}" for task, error in aborted.items()), "")
+        if not tasks and aborted:
+            raise InputError(f"environment: expected one that plays its tasks, got an error in each ({first})")
+        if not tasks:
+            raise InputError(
+                f"max_prompt_length: expected room for the first prompt of a task, got {self.args.max_prompt_length}"
+            )
+        success = [won for one in rounds for won in one["success"]]
+        comparison = compare(credits, halves, tasks, seed=self.args.seed)
+        title = f"Credit audit of {self.audit.audited_run}"
+        facts = {
+            "success": sum(success) / len(success), "episodes": len(success), "left_out": self.left_out,
+            "aborted": aborted,
+        }  # fmt: skip
+        write_state(self.folder / "report.json", {**facts, "settings": self._settings, **asdict(comparison)})
+        write_atomically(self.folder / "report.md", make_markdown(comparison, title, len(aborted)))
+        draw(comparison, title, self.folder / "report.png")
+        console = Console()
+        console.print(make_table(comparison, title))
+        console.print(f"success {facts['success']:.0%} of {len(success)} episodes")
+        for name, reason in self.left_out.items():
+            console.print(f"not audited: {name} ({reason})")
+        if aborted:
+            console.print(Text(spelled(f"tasks left out for an error of the environment: {len(aborted)} ({first})")))
+        return comparison
+
+
+def _settings_of_methods(args: EPOConfig) -> dict[str, dict[str, Any]]:
+    """Returns the checked settings of the run's methods. Raises `InputError` for one with rewards of its own."""
+    methods = build_methods(args, critic=args.has_critic)
+    for name in methods.overriding("turn_rewards"):
+        slot = "credit" if name == args.credit else "policy_method" if name in args.policy_method else "entropy_method"
+        raise InputError(
+            f"{slot}: expected no method with rewards of its own, got {name!r}: the true advantages are those of the "
+            "rollout's rewards. Remove it and its method_kwargs from the config to audit the policy by these"
+        )
+    return methods.settings()
+
+
+def _sampling_settings(args: EPOConfig) -> dict[str, Any]:
+    """Returns the generation settings of training besides the temperature."""
+    given = args.generation_kwargs or {}
+    if given and args.use_vllm:
+        raise InputError(
+            f"generation_kwargs: expected none with use_vllm, got {given}: the audit generates without vLLM; "
+            "set use_vllm to False and give them under transformers' names"
+        )
+    found = {name: getattr(args, name) for name in UNCHANGED}
+    return {**found, "top_k": max(args.top_k or 0, 0), **given}  # vLLM's -1 is no limit
+
+
+def _list_settings(method: Any) -> dict[str, Any]:
+    return {one.name: getattr(method, one.name) for one in fields(method) if one.init}
+
+
+def run_audit(suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, audit: AuditArguments) -> Comparison:
+    """Audits a run and returns the comparison; see `Audit`.
+
+    Raises:
+        InputError: If the minutes are not enough for a round.
+    """
+    one = Audit(suite, args, model_args, audit)
+    with folder_lock(one.folder, "audit_folder"):
+        rounds = one.play()
+        if not rounds:
+            raise InputError(f"audit_minutes: expected enough for one round, got {audit.audit_minutes:g}")
+        return one.report(rounds)

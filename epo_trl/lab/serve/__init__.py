@@ -1,0 +1,1 @@
+"""Serves games to OpenEnv clients and to other trainers."""

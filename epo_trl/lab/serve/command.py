@@ -1,0 +1,138 @@
+"""`epo-trl serve ENV`: serve games to any OpenEnv client."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+from epo_trl.bounds import Count, Positive, Range, check_bounds, option
+from epo_trl.cli.base import did_you_mean, fail, say
+from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.checker.results import checked_reset
+from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
+from epo_trl.errors import InputError
+
+if TYPE_CHECKING:
+    from epo_trl.lab.serve.server import ServedGames
+
+USAGE = f"""usage: epo-trl serve ENV [--port 8000] [--seats 64] [--option value ...]
+
+ENV is {", ".join(ENVIRONMENTS)}, or 'module:Class' for a custom environment. Examples:
+  epo-trl serve trap
+  epo-trl serve alfworld --games generated --port 8001
+  epo-trl serve scienceworld --seats 32
+All options: epo-trl serve ENV --help"""
+MAX_MESSAGE_BYTES = 2**20
+GRACE_SECONDS = 5
+
+
+@dataclass
+class ServeArguments:
+    """The server and the rules of an episode."""
+
+    host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 lets other machines connect, without a password.")
+    port: Annotated[int, Range(least=1, most=65535)] = option(8000, "Port to listen on.")
+    seats: Count = option(64, "Maximum number of sessions at once.")
+    idle_timeout: Positive = option(3600.0, "Seconds without a message after which a session loses its seat.")
+    call_timeout: Positive = option(60.0, "Time limit of a reset or a step, in seconds.")
+    protocol: str = option("", "Protocol whose turn limit and options hold; by default the environment's.")
+    max_turns: Count | None = option(
+        None, "Turn limit of an episode; by default that of the protocol, if there is one."
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serves until it is interrupted; returns the exit code: 1 for a port that is not free.
+
+    Raises:
+        EpoTrlError: If an option is invalid.
+    """
+    if not argv or argv[0] in ("-h", "--help"):
+        say(USAGE)
+        return 0
+    settings = environment_arguments(argv[0])
+    check_fields(settings, (ServeArguments,))
+    from transformers.hf_argparser import HfArgumentParser
+
+    types: Any = (ServeArguments, settings)
+    parser = HfArgumentParser(types, prog=f"epo-trl serve {argv[0]}", allow_abbrev=False)
+    try:
+        args, chosen, unknown = parser.parse_args_into_dataclasses(list(argv[1:]), return_remaining_strings=True)
+    except ValueError as error:  # of the settings' own checks
+        raise InputError(str(error)) from error
+    if unknown:
+        known = [f"--{entry.name}" for kind in types for entry in fields(kind)]
+        raise InputError(f"{unknown[0]}: unknown option{did_you_mean(unknown[0], known)}")
+    check_bounds(args)
+    games = build_games(args, build_suite(chosen))
+    check_start(games)
+    from epo_trl.lab.serve.server import make_app
+
+    app = make_app(games, seats=args.seats, idle_timeout_seconds=args.idle_timeout)
+    import uvicorn
+
+    logging.getLogger("uvicorn.error").addFilter(is_no_disconnect)
+    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    try:
+        listener = socket.create_server((args.host, args.port), family=family)
+    except OSError as error:
+        reason = (error.strerror or "").partition(" (")[0]
+        return fail(f"host, port: expected a free port, got {args.host} and {args.port} ({reason}); try --port")
+    host = f"[{args.host}]" if family is socket.AF_INET6 else args.host
+    say(f"serving {argv[0]} at http://{host}:{args.port}, {args.seats} seats; Ctrl-C ends it")
+    sys.stdout.flush()
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, log_level="warning", ws_max_size=MAX_MESSAGE_BYTES, ws_per_message_deflate=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+    )  # fmt: skip
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+    all_ended = False
+    with suppress(KeyboardInterrupt):
+        all_ended = games.all_ended(GRACE_SECONDS)
+    if not all_ended:
+        os._exit(0)  # Python itself waits for a game that hangs
+    return 0
+
+
+def check_start(games: ServedGames) -> None:
+    """Starts the first task, if there is one.
+
+    Raises:
+        EnvError: If it does not start under the server's rules, or violates the contract of environments.
+    """
+    task_id = next((ids[0] for ids in games.tasks.values() if ids), None)
+    if task_id is not None:
+        with closing(games.suite.make_env()) as env:
+            checked_reset(env, task_id, 0, games.env_options)
+
+
+def is_no_disconnect(record: logging.LogRecord) -> bool:
+    """Returns `False` for the traceback of OpenEnv's answer to a client that was killed in the middle of a call."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not type(error).__name__.startswith("WebSocketDisconnect")
+
+
+def build_games(args: ServeArguments, suite: TaskSuite) -> ServedGames:
+    """Returns the suite with the rules of its protocol, if it has one.
+
+    Raises:
+        ValueError: If the protocol is unknown.
+    """
+    from epo_trl.evaluation import get_protocol
+    from epo_trl.lab.serve.server import ServedGames
+
+    name = args.protocol or suite.protocol
+    protocol = get_protocol(name).varied(max_turns=args.max_turns) if name else None
+    rules: dict[str, Any] = {"max_turns": args.max_turns}
+    if protocol is not None:
+        rules = {"protocol": protocol.name, "max_turns": protocol.max_turns, "env_options": protocol.env_options}
+    return ServedGames(suite, call_timeout_seconds=args.call_timeout, **rules)

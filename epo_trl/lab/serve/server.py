@@ -1,0 +1,377 @@
+"""Task suites as OpenEnv servers: `make_app` returns the app that `epo-trl serve` runs.
+
+Each WebSocket session plays its own environment of the suite. One thread makes all calls to the environments, since
+engines of this package share state between the environments of a process; the event loop makes them where they are too
+short to wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from pydantic_core import from_json
+
+from epo_trl import __version__
+from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
+from epo_trl.envs.border import checked_answer, checked_outcome, ends_episode_alone, error_text, find_action
+from epo_trl.envs.numbered import FIRST_SEED
+from epo_trl.errors import one_line
+
+MAX_ACTION_CHARACTERS = 100_000
+TASK_OPTIONS = ("task_id", "split", "index")
+_CLOSED = "session: expected an open one, got one that was closed after its idle timeout; connect again"
+
+
+@dataclass
+class ServedGames:
+    """What all sessions of a server share.
+
+    Args:
+        suite: Suite whose tasks are played.
+        protocol: Name of the protocol whose rules hold, or `""`.
+        max_turns: Turn limit of an episode; `None` for none but the environment's own.
+        env_options: Options of every reset.
+        call_timeout_seconds: Time limit of a reset or a step, including the wait for the other sessions' calls. Not for
+            suites that are `instant`.
+    """
+
+    suite: TaskSuite
+    protocol: str = ""
+    max_turns: int | None = None
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    call_timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="games")
+        self.tasks = {split: self.suite.task_ids(split) for split in self.suite.splits}
+        self._listed = {task_id for ids in self.tasks.values() for task_id in ids}
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in the thread of the environments, or at once if the suite is `instant`.
+
+        Raises:
+            EnvError: If the call takes too long.
+        """
+        if self.suite.instant:
+            return function()
+        running = asyncio.get_running_loop().run_in_executor(self._thread, function)
+        try:
+            return await asyncio.wait_for(running, self.call_timeout_seconds)
+        except TimeoutError as error:
+            raise EnvError(f"call_timeout: no answer of the environment in {self.call_timeout_seconds} s") from error
+
+    def call_later(self, function: Callable[[], None]) -> None:
+        """Calls a function in the thread of the environments, or at once, without waiting for it."""
+        if self.suite.instant:
+            function()
+            return
+        with suppress(RuntimeError):  # the interpreter is ending
+            self._thread.submit(function)
+
+    def all_ended(self, timeout_seconds: float) -> bool:
+        """Waits for the calls of the environments so far and returns whether all have ended in time."""
+        try:
+            self._thread.submit(lambda: None).result(timeout_seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def choose_task(self, seed: int | None, task: Mapping[str, Any]) -> str:
+        """Returns the id of the task that a reset asks for.
+
+        Args:
+            seed: Number of a task of "train", or of "iid" from 1,000,000, as in the adapter for OpenEnv servers. Counts
+                from the start again beyond the end of the list. Without a seed the number is random.
+            task: `task_id`, or `split` (then the number is one of this list) and `index`. It may repeat options of the
+                server's protocol, as a client does that evaluates by the same one.
+
+        Raises:
+            EnvError: If there is no such task, or an option differs from the server's.
+        """
+        for name, value in task.items():
+            if name in self.env_options and value != self.env_options[name]:
+                raise EnvError(f"{name}: expected {self.env_options[name]!r}, as the server plays, got {value!r:.100}")
+            if name not in (*TASK_OPTIONS, *self.env_options):
+                raise EnvError(f"reset: expected seed, episode_id, {', '.join(TASK_OPTIONS)}, got {name!r}")
+        if "task_id" in task:
+            if (task_id := str(task["task_id"])) not in self._listed:
+                raise EnvError(f"task_id: expected an id of the lists {', '.join(self.tasks)}, got {task_id!r:.100}")
+            return task_id
+        number = random.randrange(FIRST_SEED["iid"]) if seed is None else seed
+        split = task.get("split", "iid" if number >= FIRST_SEED["iid"] else self.suite.splits[0])
+        if "index" in task and "split" not in task:
+            raise EnvError("split: expected the name of a list with index, got none")
+        self.suite.check_split(split)
+        ids = self.tasks[split]
+        if not ids:
+            raise EnvError(f"split: expected a list with tasks, got {split!r}, which is empty")
+        index = task.get("index", number % FIRST_SEED["iid"] % len(ids))
+        if not isinstance(index, int) or not 0 <= index < len(ids):
+            raise EnvError(f"index: expected an integer from 0 to {len(ids) - 1} for {split!r}, got {index!r:.100}")
+        return ids[index]
+
+    def describe(self) -> str:
+        """Returns one line about the games and their rules, for the server's metadata."""
+        about = (inspect.getdoc(self.suite) or self.suite.name).splitlines()[0]
+        limit = f"ends after {self.max_turns} turns" if self.max_turns else "has no turn limit but its own"
+        return (
+            f"{about} Protocol {self.protocol or 'none'}: an episode {limit}; an invalid action is a turn; is_success "
+            "is the environment's strict rule, and a step pays the environment's reward."
+        )
+
+
+class GameSession:
+    """One session; with OpenEnv's `Environment` as second base it is an environment of its server.
+
+    Args:
+        games: What the sessions share.
+        observe: Class of the observations.
+        describe: Class of the environment's metadata.
+        report: Class of the state.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(
+        self,
+        games: ServedGames,
+        observe: Callable[..., Any],
+        describe: Callable[..., Any],
+        report: Callable[..., Any],
+    ) -> None:
+        super().__init__()
+        self._games, self._observe, self._describe, self._report = games, observe, describe, report
+        self._env: TextEnv | None = None
+        self._info: Info = {}
+        self._closed = self._running = self._failed = False
+        self._episode_id: str | None = None
+        self._task_id, self._turns = "", 0
+
+    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Any:
+        """Starts an episode of the task that the options choose and returns its first observation."""
+        return await self._call(partial(self.reset, seed, episode_id, **task))
+
+    async def step_async(self, action: Any, timeout_s: float | None = None, **rest: Any) -> Any:
+        """Performs an action and returns the observation after it."""
+        return await self._call(partial(self.step, action))
+
+    async def _call(self, function: Callable[[], Any]) -> Any:
+        try:
+            return await self._games.call(partial(_contained, function))
+        except BaseException:
+            self._failed = True  # the environment may have moved, or still move
+            raise
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Any:
+        """Starts an episode, in the calling thread.
+
+        Raises:
+            EnvError: If the options choose no task, or the session was closed.
+        """
+        if self._closed:
+            raise EnvError(_CLOSED)
+        if seed is not None and (not isinstance(seed, int) or seed < 0):
+            raise EnvError(f"seed: expected an integer >= 0, got {seed!r:.100}")
+        self._running = self._failed = False
+        games = self._games
+        task_id = games.choose_task(seed, task)
+        if self._env is None:
+            self._env = games.suite.make_env()
+            if self._closed:  # the client left meanwhile, and `close` had nothing to free
+                self._env.close()
+                raise EnvError(_CLOSED)
+        options = {**games.env_options, "task_id": task_id}
+        text, info = checked_answer(*self._env.reset(seed=seed or 0, options=options))
+        self._episode_id, self._task_id, self._turns, self._running = episode_id, task_id, 0, True
+        rules = {"suite": games.suite.name, "protocol": games.protocol, "max_turns": games.max_turns}
+        tools = {"tools": list(info["tools"])} if "tools" in info else {}
+        return self._seen(text, info, accepted=True, metadata=rules | tools)
+
+    def step(self, action: Any, timeout_s: float | None = None, **rest: Any) -> Any:
+        """Performs an action, in the calling thread.
+
+        Raises:
+            EnvError: If no episode is running, or the session was closed.
+        """
+        if self._closed:
+            raise EnvError(_CLOSED)
+        if self._failed or not self._running or self._env is None:
+            raise EnvError("step: expected a running episode, got none; call reset first")
+        games = self._games
+        verbatim = games.suite.verbatim or bool(games.suite.tools)
+        text, is_valid = find_action(action.message, self._info["admissible_actions"], verbatim=verbatim)
+        seen, reward, terminated, truncated, info = checked_outcome(*self._env.step(text))
+        self._turns += 1
+        truncated = truncated or (games.max_turns is not None and self._turns >= games.max_turns)
+        self._running = not (terminated or truncated)
+        accepted = is_valid and bool(info.get("accepted", True))
+        return self._seen(
+            seen, info, accepted=accepted, reward=reward, done=not self._running, truncated=truncated and not terminated
+        )
+
+    def _seen(self, text: str, info: Info, **rest: Any) -> Any:
+        self._info = info
+        listed = info["admissible_actions"]
+        return self._observe(
+            text=text,
+            task=info["task"],
+            task_type=info["task_type"],
+            admissible_actions=None if listed is None else list(listed),
+            is_success=bool(info["won"]),
+            score=info.get("score"),
+            turn=self._turns,
+            **rest,
+        )
+
+    @property
+    def state(self) -> Any:
+        """The state of the episode, as OpenEnv's `State`."""
+        return self._report(
+            episode_id=self._episode_id,
+            step_count=self._turns,
+            task_id=self._task_id,
+            running=self._running and not (self._failed or self._closed),
+            is_success=bool(self._info.get("won", False)),
+        )
+
+    def get_metadata(self) -> Any:
+        """Returns name, description with the rules, and version."""
+        games = self._games
+        return self._describe(name=games.suite.name, description=games.describe(), version=__version__)
+
+    def list_splits(self) -> list[dict[str, str]]:
+        """Returns the task lists: "train", and tests."""
+        return [{"name": name, "type": "test" if index else "train"} for index, name in enumerate(self._games.tasks)]
+
+    def num_tasks(self, split: str) -> int:
+        """Returns the number of tasks of a list."""
+        return len(self._ids(split))
+
+    def list_tasks(self, split: str) -> list[dict[str, Any]]:
+        """Returns the tasks of a list, in their order."""
+        return self.get_task_range(split)
+
+    def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """Returns one task. Raises `IndexError` if there is none at the index."""
+        return {"id": self._ids(split)[index], "split": split, "index": index}
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
+        """Returns a slice of a list."""
+        places = range(self.num_tasks(split))[start:stop]
+        return [self.get_task(split, index) for index in places]
+
+    def _ids(self, split: str) -> Any:
+        if split not in self._games.tasks:
+            raise IndexError(split)
+        return self._games.tasks[split]
+
+    def close(self) -> None:
+        """Frees the environment. May be called twice."""
+        self._closed = True
+        if self._env is not None:
+            self._games.call_later(self._env.close)
+
+
+def _contained(function: Callable[[], Any]) -> Any:
+    """Calls an environment. Its exceptions become `EnvError`: a future cannot hold all, nor does OpenEnv catch all."""
+    try:
+        return function()
+    except EnvError:
+        raise
+    except BaseException as error:
+        if not ends_episode_alone(error):
+            raise
+        raise EnvError(error_text(error)) from error
+
+
+class _ObjectsOnly:
+    """ASGI middleware that empties messages which pydantic, the writer of the answers, does not read as a JSON object.
+
+    OpenEnv answers an empty message with INVALID_JSON. JSON that is no object, half of a surrogate pair, very long
+    integers, deep nesting and binary data would end the session.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Callable[[], Any], send: Any) -> None:
+        async def receive_object() -> Any:
+            message = await receive()
+            if message["type"] == "websocket.receive" and not _is_object(message.get("text") or ""):
+                return {"type": "websocket.receive", "text": ""}
+            return message
+
+        await self._app(scope, receive_object, send)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(from_json(text), dict)
+    except ValueError:
+        return False
+
+
+async def _refused(request: Any, error: Exception) -> Any:
+    """Answers a POST request that fails, in the form of FastAPI's validation errors."""
+    from starlette.responses import JSONResponse
+
+    hint = "; a POST request is a session of its own, so play over the WebSocket /ws"
+    text = f"{one_line(error)}{hint if request.url.path == '/step' else ''}"
+    detail = {"type": "env_error", "loc": ["body"], "msg": text}
+    return JSONResponse({"detail": [detail]}, status_code=422)
+
+
+def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> Any:
+    """Returns the FastAPI app of an OpenEnv server.
+
+    Args:
+        games: Suite and rules.
+        seats: Maximum number of sessions at once.
+        idle_timeout_seconds: Time after which a session without a message loses its seat.
+
+    Raises:
+        EnvError: If openenv is not installed.
+    """
+    try:
+        from openenv.core.env_server import create_fastapi_app
+        from openenv.core.env_server.interfaces import Environment
+        from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
+    except ImportError as error:
+        raise EnvError(f"serve: needs the package openenv ({error}); pip install 'epo-trl[openenv]'") from error
+    from pydantic import Field, create_model
+
+    action = create_model(
+        "TextAction", __base__=Action, message=(str, Field(max_length=MAX_ACTION_CHARACTERS, description="The action."))
+    )
+    observation = create_model(
+        "TextObservation",
+        __base__=Observation,
+        text=(str, Field(description="What the agent sees.")),
+        task=(str, Field(description="Description of the task.")),
+        task_type=(str, Field(description="Kind of task.")),
+        admissible_actions=(list[str] | None, Field(description="Actions that the engine accepts now, if listed.")),
+        accepted=(bool, Field(description="Whether the last action was valid.")),
+        is_success=(bool, Field(description="Whether the task is solved.")),
+        score=(int | float | None, Field(default=None, description="The environment's own score, if it keeps one.")),
+        truncated=(bool, Field(default=False, description="Whether a limit has ended the episode.")),
+        turn=(int, Field(description="Number of actions taken.")),
+    )
+    served = type("ServedGame", (GameSession, Environment), {})
+    app = create_fastapi_app(
+        partial(served, games, observation, EnvironmentMetadata, State),
+        action,
+        observation,
+        concurrency_config=ConcurrencyConfig(max_concurrent_envs=seats, session_timeout=idle_timeout_seconds),
+        env_name=games.suite.name,
+    )
+    app.add_middleware(_ObjectsOnly)
+    app.add_exception_handler(EnvError, _refused)
+    return app

@@ -1,0 +1,82 @@
+"""`epo-trl study`: run methods x seeds from one file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from epo_trl.cli.base import at_least, fail, make_parser, say
+from epo_trl.errors import one_line
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the study, writes the report, and returns the exit code: 0, or 1 if a run has failed."""
+    args = _parser().parse_args(argv)
+    try:
+        import epo_trl.lab.study.study_report  # noqa: F401 - all that needs scipy
+    except ImportError as error:
+        return fail(f"{error}; pip install 'epo-trl[study]'")
+    try:
+        return _study(args)
+    except KeyboardInterrupt:
+        return fail("interrupted; repeat the command to resume from the last checkpoints")
+
+
+def _study(args: Any) -> int:
+    from epo_trl.lab.study.config import load_study
+    from epo_trl.lab.study.run_plan import plan
+    from epo_trl.lab.study.runner import Places, Runner, known_record
+    from epo_trl.lab.study.study_report import write_report
+    from epo_trl.runs.run_lock import make_folder
+
+    complete = load_study(args.config)
+    chosen = complete.chosen(args.arms, args.seeds)
+    places = Places(
+        Path(args.runs_dir or f"runs/{complete.name}"), Path(args.results_dir or f"results/{complete.name}")
+    )
+    make_folder(places.results, "--results-dir")  # fail before the first run if results cannot be written
+    shown = complete.joined(chosen)
+    runs = plan(shown, places.runs)
+    for run in runs:
+        known_record(run, places)  # fail before the first run if the report would reject a record
+    jobs = args.jobs or max(1, _cores() // args.threads)
+    failed = {} if args.report_only else Runner(places, jobs, args.threads).run_missing(chosen)
+    for name, why in failed.items():
+        sys.stderr.write(f"failed: {name}: {one_line(why)}\n")
+    records = [record for run in runs if (record := known_record(run, places)) is not None]
+    for file in write_report(shown, records, places.results):
+        say(f"wrote {file}")
+    others = {path.stem for path in (places.results / "runs").glob("*.json")} - {run.name for run in runs}
+    if others:
+        say(f"not in the report, since neither {args.config} nor --seeds names them: {', '.join(sorted(others))}")
+    return 1 if failed else 0
+
+
+def _cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "study", "Runs the missing parts of a study and writes its report. Repeat the command to resume."
+    )
+    parser.add_argument(
+        "config", metavar="CONFIG", help="YAML file, see docs/study.md, or the name of a shipped study, such as smoke"
+    )
+    parser.add_argument("--arms", nargs="+", metavar="NAME", help="only these arms (default: all)")
+    parser.add_argument(
+        "--seeds", nargs="+", type=at_least(0), metavar="S", help="seeds that replace those of the file"
+    )
+    parser.add_argument("--jobs", type=at_least(1), metavar="N", help="parallel runs (default: cores / threads)")
+    parser.add_argument("--threads", type=at_least(1), default=1, metavar="N", help="threads per run (default: 1)")
+    parser.add_argument("--runs-dir", metavar="DIR", help="folder of the runs (default: runs/NAME)")
+    parser.add_argument("--results-dir", metavar="DIR", help="folder of the results (default: results/NAME)")
+    parser.add_argument(
+        "--report-only", action="store_true", help="write a report of existing results without running anything"
+    )
+    return parser

@@ -1,0 +1,369 @@
+"""Settings of a run: checks that transformers makes late or never, and the comparison with those of a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import partial
+from operator import itemgetter
+from typing import Annotated, Any, Self
+
+import torch
+from accelerate.utils import DistributedType, parse_flag_from_env
+from torch.optim.lr_scheduler import LambdaLR
+from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
+from transformers.trainer_utils import SaveStrategy
+
+from epo_trl.bounds import Count, NonNegative, Range, check_bounds, option
+from epo_trl.errors import InputError
+from epo_trl.runs.checkpoint_files import what_model
+from epo_trl.runs.run_lock import on_main_process
+
+_Beta = Annotated[float, Range(least=0, below=1)]
+BOUNDS = {
+    **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon"), NonNegative),
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), _Beta),
+    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), Count),
+}
+# For these, the list of transformers does not reliably show whether they are installed.
+_NOT_LISTED = {"azure_ml", "comet_ml", "flyte"}
+
+
+@dataclass
+class LongRunArguments:
+    """How a run is resumed."""
+
+    resume_with_changes: bool = option(
+        False, "Resume although the number of processes or a setting that affects the result has changed."
+    )
+    trust_checkpoint: bool = option(
+        False,
+        "Allow resume_from_checkpoint to be a folder outside output_dir. Use it only if you trust its source: the "
+        "files of DeepSpeed and FSDP are unpickled, which can run code.",
+    )
+    restore_callback_states_from_checkpoint: bool = option(
+        True, "Restore the state of callbacks, as of EarlyStoppingCallback."
+    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the token of the Hub out of a pickle: `training_args.bin` is uploaded with the model."""
+        return {**vars(self), "hub_token": None}
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo[id(self)] = made = object.__new__(type(self))
+        vars(made).update(deepcopy(vars(self), memo))
+        return made
+
+
+def check_training_arguments(args: Any) -> None:
+    """Raises `InputError` for an invalid optimizer setting, seed or tracker, or a saving that breaks exact resume."""
+    check_bounds(args, BOUNDS)
+    if not args.output_dir:
+        raise InputError("output_dir: expected a folder, got an empty string")
+    _check_steps(args)
+    if args.max_grad_norm is None or not args.max_grad_norm >= 0:
+        raise InputError(f"max_grad_norm: expected a number >= 0 (0: no clipping), got {args.max_grad_norm}")
+    if not 0 <= args.seed < 2**32:
+        raise InputError(f"seed: expected an integer from 0 to 2**32 - 1, got {args.seed}")
+    if args.save_only_model:
+        raise InputError(
+            "save_only_model: expected false, got true. A run cannot resume from weights alone: the optimizer, the "
+            "schedule and the random state would restart. The final model is saved without them; to save disk space, "
+            "lower save_total_limit"
+        )
+    if args.save_strategy == SaveStrategy.BEST:
+        raise InputError(
+            "save_strategy: expected 'steps', 'epoch' or 'no', got 'best', which saves nothing until an evaluation is "
+            "the best so far, not even on SIGTERM. Use 'steps' and load_best_model_at_end: true, which keeps the best"
+        )
+    for name in args.report_to:
+        if name not in INTEGRATION_TO_CALLBACK:
+            known = ", ".join(map(repr, INTEGRATION_TO_CALLBACK))
+            raise InputError(f"report_to: expected 'all', 'none', or one or several of {known}, got {name!r}")
+        if name not in {*get_available_reporting_integrations(), *_NOT_LISTED}:
+            raise InputError(f"report_to: expected an installed tracker, got {name!r}; install it or use 'none'")
+
+
+def _check_steps(args: Any) -> None:
+    if args.max_steps == 0:
+        raise InputError("max_steps: expected an integer >= 1, or -1 for num_train_epochs, got 0")
+    if args.max_steps < 0 and not args.num_train_epochs > 0:
+        raise InputError(f"num_train_epochs: expected a number > 0 without max_steps, got {args.num_train_epochs}")
+    by_steps = args.save_strategy == SaveStrategy.STEPS
+    if args.load_best_model_at_end and by_steps and args.save_steps != args.eval_steps:
+        raise InputError(
+            f"save_steps: expected {args.eval_steps}, the value of eval_steps, with load_best_model_at_end, got "
+            f"{args.save_steps}: the best evaluation may be at a step without a checkpoint"
+        )
+
+
+def uses_fsdp(args: Any) -> bool:
+    """Returns whether FSDP shards the model, by the training config or by accelerate's."""
+    return bool(args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP"))
+
+
+def uses_zero3(args: Any) -> bool:
+    """Returns whether DeepSpeed shards the weights."""
+    return args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
+
+
+def shards_weights(args: Any) -> bool:
+    """Returns whether no rank has whole weights: with FSDP or ZeRO-3."""
+    return uses_fsdp(args) or uses_zero3(args)
+
+
+def check_deepspeed_runs(kind: DistributedType) -> None:
+    """Raises `InputError` if accelerate silently runs without a configured DeepSpeed."""
+    if kind != DistributedType.DEEPSPEED:
+        raise InputError(
+            "use_cpu: expected false in accelerate's settings (its config, ACCELERATE_USE_CPU) for a run with "
+            f"DeepSpeed, got true, with which accelerate runs {kind.value} without DeepSpeed; set it to false there "
+            "and use_cpu: true in the training config (docs/multi_node.md, A rehearsal on a CPU)"
+        )
+
+
+def warn_rounded_updates(trainer: Any) -> None:
+    """Warns if the optimizer updates weights in half precision, where most updates are rounded away.
+
+    DeepSpeed updates float32 copies, and accelerate casts the weights for FSDP with mixed precision. A quantized base
+    is left out: TRL keeps its adapter in bfloat16, as QLoRA does.
+    """
+    args, model = trainer.args, trainer.model
+    is_fsdp = trainer.is_fsdp_enabled and trainer.accelerator.mixed_precision != "no"
+    is_quantized = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
+    if trainer.is_deepspeed_enabled or is_fsdp or is_quantized or args.process_index:
+        return
+    trained = {weight.dtype for weight in model.parameters() if weight.requires_grad}
+    for dtype in trained & {torch.bfloat16, torch.float16}:
+        warnings.warn(
+            f"dtype: expected float32 for weights that are trained, got {str(dtype).removeprefix('torch.')}, which "
+            f"rounds an update below 1/{4 / torch.finfo(dtype).eps:.0f} of a weight to nothing; AdamW's are about "
+            f"learning_rate ({args.learning_rate}). Set dtype: float32, with bf16: true if layers are to compute in "
+            "bfloat16, or use ZeRO or FSDP with mixed precision, which update float32 weights",
+            stacklevel=3,
+        )
+
+
+# Configuration fields that affect logging, saving or speed, but not what is learned. Every other field of TRL,
+# transformers or this package must stay the same.
+MAY_CHANGE = frozenset(
+    """output_dir run_name project trackio_space_id trackio_bucket_id trackio_static_space_id report_to
+    logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter log_level
+    log_level_replica disable_tqdm print_episodes keep_episodes keep_episodes_steps
+    log_completions log_multimodal num_completions_to_print
+    log_unique_prompts log_completions_hub_repo include_num_input_tokens_seen
+    eval_strategy eval_steps eval_delay eval_on_start per_device_eval_batch_size eval_accumulation_steps eval_episodes
+    eval_seed eval_temperature protocol num_generations_eval prediction_loss_only eval_do_concat_batches
+    eval_use_gather_object include_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval
+    save_strategy save_steps save_on_each_node save_total_limit save_only_model enable_jit_checkpoint
+    load_best_model_at_end metric_for_best_model greater_is_better
+    push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
+    do_train do_eval do_predict resume_from_checkpoint resume_with_changes trust_checkpoint max_skipped_updates
+    max_aborted_share env_workers env_step_seconds env_reset_seconds env_reset_retries
+    restore_callback_states_from_checkpoint debug skip_memory_metrics torch_empty_cache_steps local_rank
+    activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
+    gradient_checkpointing_above
+    dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
+    dataloader_multiprocessing_context ddp_timeout ddp_backend deepspeed fsdp fsdp_config model_init_kwargs
+    trust_remote_code vllm_enable_sleep_mode vllm_server_base_url vllm_server_host vllm_server_port
+    vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization""".split()
+)
+# Settings that are read at each `train`, and those read when it makes the optimizer. A trainer copies all others.
+READ_AT_TRAIN = frozenset(
+    """max_steps num_train_epochs max_grad_norm lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio seed
+    request_seeds""".split()
+)
+OF_OPTIMIZER = frozenset("optim optim_args learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon".split())
+# Settings that name a model: a folder of weights or a Hub id.
+MODELS = ("model", "adapter_weights", "critic_model_name_or_path")
+# Settings as written, and the resolved setting that is compared instead: it includes defaults and no path.
+RESOLVED = {"method_kwargs": "methods", "prompt_template": "template", "few_shot_file": "examples"}
+
+
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """Returns all settings that affect what a run learns, as plain JSON types.
+
+    These are the configuration fields outside `MAY_CHANGE`, the number of processes and how they share the model, the
+    model and how it was loaded, the adapter, and the trainer's `settings_of_data`. A model folder is identified by its
+    weights, so it may be moved but not overwritten.
+    """
+    args, accelerator = trainer.args, trainer.accelerator
+    plugin = accelerator.state.deepspeed_plugin if trainer.is_deepspeed_enabled else None
+    adapters = getattr(trainer.model, "peft_config", None) or {}
+    settings = {
+        "world_size": accelerator.num_processes,
+        "distributed_type": accelerator.distributed_type,
+        "zero_stage": plugin.zero_stage if plugin is not None else None,
+        "mixed_precision": accelerator.mixed_precision,
+        "model": trainer.model.config.name_or_path,
+        **trainer.load_settings,
+        "adapter": {name: config.to_dict() | {"base_model_name_or_path": None} for name, config in adapters.items()},
+        **trainer.settings_of_data(),
+    }
+    settings |= config_settings(args)
+    for name in MODELS:
+        if settings.get(name):
+            settings[name] = on_main_process(args, partial(what_model, settings[name]))
+    return json.loads(json.dumps(settings, default=_plain))
+
+
+def config_settings(args: Any) -> dict[str, Any]:
+    """Returns the configuration fields that affect what a run learns, as plain JSON types."""
+    names = [field.name for field in fields(args) if field.name not in MAY_CHANGE and not field.name.startswith("_")]
+    return json.loads(json.dumps({name: getattr(args, name) for name in names}, default=_plain))
+
+
+def check_unchanged(trainer: Any, used: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `config_settings` of a trainer that is to train.
+
+    Args:
+        trainer: The trainer.
+        used: Those with which it was made or trained last.
+
+    Raises:
+        InputError: If a field has another value than the trainer uses.
+    """
+    may_change = READ_AT_TRAIN if trainer.optimizer is not None else READ_AT_TRAIN | OF_OPTIMIZER
+    settings = config_settings(trainer.args)
+    for name, now in settings.items():
+        if now != used[name] and name not in may_change:
+            raise InputError(
+                f"{name}: expected {used[name]!r}, as this trainer uses, got {now!r}; make a new trainer to change it"
+            )
+    return settings
+
+
+def load_settings(model: Any, args: Any) -> dict[str, Any]:
+    """Returns how a model was built or loaded, as far as it affects the result. Training may cast it afterwards."""
+    quantization = getattr(model.config, "quantization_config", None)
+    return {
+        "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})),
+        "model_revision": (args.model_init_kwargs or {}).get("revision") or "main",
+        "built_model": getattr(model, "built_as", None),
+        "adapter_weights": getattr(model, "adapter_source", None),
+        "quantization": quantization if isinstance(quantization, dict | None) else quantization.to_dict(),
+    }
+
+
+@contextmanager
+def configured_rates(optimizer: Any, scheduler: Any) -> Iterator[None]:
+    """Keeps the learning rates, betas, epsilon and weight decay of the configuration, while the block loads those of a
+    checkpoint. Unchanged settings give the checkpoint's learning rate, bit by bit.
+    """
+    names = ("initial_lr", "betas", "eps", "weight_decay")
+    own = [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
+    rates = list(getattr(scheduler, "base_lrs", ()))
+    yield
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
+    if isinstance(scheduler, LambdaLR):
+        scheduler.base_lrs = rates
+        for group, rate, schedule in zip(optimizer.param_groups, rates, scheduler.lr_lambdas, strict=True):
+            group["lr"] = rate * schedule(scheduler.last_epoch)
+        scheduler.get_last_lr()[:] = [group["lr"] for group in optimizer.param_groups]  # the list itself: logs read it
+
+
+def model_digest(items: Iterable[Any], what: str) -> str:
+    """Returns the count and checksum of JSON-serializable items, for example `8 tasks, sha256 0123456789ab`."""
+    listed = list(items)
+    return f"{len(listed)} {what}, sha256 {hashlib.sha256(json.dumps(listed).encode()).hexdigest()[:12]}"
+
+
+def content_digest(value: Any) -> str:
+    """Returns the checksum of any value, the same in every process."""
+    return hashlib.sha256(json.dumps(_to_json(value)).encode()).hexdigest()
+
+
+def _to_json(value: Any) -> Any:
+    """Converts a value to JSON that is equal in every process; rows may contain arrays, images, or any object."""
+    if isinstance(value, Mapping):
+        return {"mapping": sorted(([repr(key), _to_json(each)] for key, each in value.items()), key=itemgetter(0))}
+    if isinstance(value, list | tuple):
+        return [_to_json(each) for each in value]
+    if isinstance(value, set | frozenset):
+        return sorted(json.dumps(_to_json(each)) for each in value)
+    if isinstance(value, str | int | float | None):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return hashlib.sha256(value).hexdigest()
+    if hasattr(value, "tobytes"):
+        shape = [repr(getattr(value, name, None)) for name in ("dtype", "shape", "mode", "size")]
+        return [*shape, hashlib.sha256(value.tobytes()).hexdigest()]
+    return f"{type(value).__module__}:{type(value).__qualname__}"
+
+
+def _plain(value: Any) -> Any:
+    """Returns JSON types for a value that `json` cannot write."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return type(value).__name__
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Returns one line per setting that differs, among those that both sides have, also of the environment."""
+    lines = []
+    both = saved.keys() & now.keys()
+    for name in sorted(both - {written for written, found in RESOLVED.items() if found in both}):
+        old, new = saved[name], now[name]
+        if isinstance(old, dict) and isinstance(new, dict) and (old.keys() == new.keys() or name == "environment"):
+            lines += differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            lines.append(f"{prefix}{name}: {old!r} in the checkpoint, {new!r} now")
+    return lines
+
+
+def warn_finished(args: Any, step: int) -> None:
+    """Warns that a run has nothing to train."""
+    if args.process_index == 0:
+        warnings.warn(
+            f"{args.output_dir} is finished, at step {step}: nothing is trained or written. To continue training, "
+            "raise max_steps and set resume_with_changes; to start over, use another output_dir",
+            stacklevel=5,
+        )
+
+
+def check_origin(args: Any, checkpoint: str) -> None:
+    """Raises `InputError` for a checkpoint outside `output_dir` whose source is not trusted."""
+    own = os.path.realpath(args.output_dir)
+    if os.path.commonpath([own, os.path.realpath(checkpoint)]) != own and not args.trust_checkpoint:
+        raise InputError(
+            f"resume_from_checkpoint: expected a folder in output_dir ({args.output_dir}), got {checkpoint}: a "
+            "checkpoint from another source can run code when it is loaded. Set trust_checkpoint to true if you trust "
+            "its source"
+        )
+
+
+def check_final_model(args: Any, step: int) -> None:
+    """Raises `InputError` if a finished run has only its final model, but no rank has whole weights to load it into."""
+    if shards_weights(args):
+        raise InputError(
+            f"output_dir: expected a checkpoint of step {step} in {args.output_dir}, where a run is finished, got "
+            "none; ZeRO-3 and FSDP cannot load its final model instead. Start from that model in another output_dir"
+        )
+
+
+def refusal(run: str, lines: list[str]) -> str:
+    """Returns the error message for changed settings; `run` is a field name followed by the folder."""
+    return (
+        f"{run} was made with other settings, so the result would match neither run:\n  "
+        + ";\n  ".join(lines)
+        + ".\nRestore these settings, or set resume_with_changes to true to resume anyway"
+    )
