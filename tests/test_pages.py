@@ -181,4 +181,4 @@ def test_the_table_of_the_plain_games_is_that_of_the_reports():
                 rates.append(100 * report["wins"] / report["episodes"])
             summary = f"{fmean(rates):.1f} ± {stdev(rates):.1f}"
             assert f"({', '.join(f'{rate:.1f}' for rate in rates)})" in written
-            assert summary in written and summary in (ROOT / "README.md").read_text()
+            assert summary in written

@@ -1,4 +1,4 @@
-"""What the README shows in Python runs, logs and leaves a model, on this machine."""
+"""What README and the tour show in Python runs, logs and leaves a model, on this machine."""
 
 import json
 import re
@@ -6,12 +6,20 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import ModelConfig
 
+from epo_trl.envs.trap import TrapSuite
 from epo_trl.lab.plots import read_run
+from epo_trl.models.load import load_policy
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-(BLOCK,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-# Only sizes are changed.
+ROOT = Path(__file__).parents[1]
+# Only sizes are changed, and the model of the Hub.
+TINY = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "chat-model",
+    "per_device_train_batch_size=64, max_steps=60": (
+        "per_device_train_batch_size=8, max_steps=1, eval_episodes=2, max_completion_length=12, use_cpu=True"
+    ),
+}
 SMALLER = {
     "episodes=300": "episodes=24",
     "per_device_train_batch_size=32, max_steps=150": "per_device_train_batch_size=4, max_steps=2",
@@ -20,15 +28,32 @@ SMALLER = {
 }
 
 
-@pytest.mark.slow
-def test_the_python_of_the_readme_trains_logs_evaluates_and_leaves_a_model(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code = BLOCK
-    for shown, small in SMALLER.items():
-        assert code.count(shown) == 1, f"README.md: {shown} is gone; adapt the test"
+def run_python(page, smaller):
+    """Runs the one block of Python of a page at a smaller size; returns its names."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    for shown, small in smaller.items():
+        assert code.count(shown) == 1, f"{page}: {shown} is gone; adapt the test"
         code = code.replace(shown, small)
     names = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, page, "exec"), names)
+    return names
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_trains_and_leaves_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for part in load_policy(ModelConfig("tiny"), TrapSuite(rooms=2), "general"):
+        part.save_pretrained("chat-model")
+    trainer = run_python("README.md", TINY)["trainer"]
+    assert trainer.state.global_step == 1
+    assert [report.episodes for report in trainer.last_reports] == [2, 2]
+    AutoModelForCausalLM.from_pretrained("runs/trap")
+
+
+@pytest.mark.slow
+def test_the_python_of_the_tour_trains_logs_evaluates_and_leaves_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_python("docs/tour.md", SMALLER)
     warm_start, run = Path("runs/first/sft"), Path("runs/first/rl")
     assert names["trainer"].model.config.name_or_path == str(warm_start)
     steps, _ = read_run(run)["train/reward"]
