@@ -39,7 +39,6 @@ def fake_module(monkeypatch):
 
 
 GENERATOR = ("epo_trl.envs.alfworld.generator", "write_games")
-VERIFY = ("epo_trl.envs.alfworld.verify", "verify_path")
 COUNTS = ["--train", "3", "--valid-seen", "2", "--valid-unseen", "0"]
 
 
@@ -85,20 +84,12 @@ def test_an_environment_error_is_one_line_without_traceback(fake_module, command
     assert command("games", "alfworld", "--out", "d", *COUNTS) == (1, "", error)
 
 
-@pytest.mark.parametrize(("ok", "code"), [(True, 0), (False, 1)])
-def test_verify_prints_the_summary_and_its_exit_code_says_whether_the_engines_agree(fake_module, command, ok, code):
-    calls = fake_module(*VERIFY, types.SimpleNamespace(ok=ok, summary=lambda: "4 games compared"))
-    words = ("verify", "alfworld", "games", "--max-games", "4", "--steps", "9", "--seed", "1")
-    assert command(*words)[:2] == (code, "4 games compared\n")
-    assert calls == [(("games",), {"max_games": 4, "steps": 9, "seed": 1})]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["games", "alfworld", "--out", "d", "--train", "-1", "--valid-seen", "1", "--valid-unseen", "1"], ">= 0"),
         (["plot", "run", "--out", "x.png", "--window", "0"], ">= 1"),
-        (["verify", "minecraft"], "alfworld"),
+        (["games", "minecraft"], "alfworld"),
         (["memory", "--gpu-gb", "0"], "argument --gpu-gb: expected a number > 0, got 0"),
         (["memory", "--gpu-gb", "80GB"], "argument --gpu-gb: expected a number > 0, got 80GB"),
         (["memory", "--prompt-tokens", "nan"], "argument --prompt-tokens: expected a number > 0, got nan"),

@@ -26,7 +26,6 @@ COMMANDS = {
     "Games": {
         "play": ("epo_trl.lab.play", True, "play an episode in the terminal, as a person, the expert or a model"),
         "games": ("epo_trl.lab.games", False, "generate games"),
-        "verify": ("epo_trl.lab.verify", False, "compare game engines"),
         "serve": ("epo_trl.lab.serve.command", False, "serve games to OpenEnv clients and other trainers"),
     },
     "Experiments": {

@@ -8,7 +8,6 @@ import tempfile
 from typing import Any
 
 from epo_trl.envs.alfworld.game_files import Game
-from epo_trl.envs.alfworld.refuse_code import refuse_code
 from epo_trl.envs.base import EnvError
 
 
@@ -26,22 +25,16 @@ class TextWorldEngine:
     def start(self, game: Game) -> TextWorldPlay:
         """Starts an episode of a game and ends the current one. Needs about a second, or half of it for the same game.
 
+        TextWorld evaluates the texts of the game as Python.
+
         Raises:
-            EnvError: If the engine is closed, TextWorld cannot load the game, or the file contains text that TextWorld
-                would run as code.
+            EnvError: If the engine is closed.
         """
         if self._env is None:
             raise EnvError("reset: the environment is closed; create another")
         if game != self._loaded:
-            refuse_code(game)
-        try:
-            if game != self._loaded:
-                self._load(game)
-            return TextWorldPlay(self._env, self._env.reset())
-        except Exception as error:  # noqa: BLE001 - a corrupt problem can raise anything in the translator
-            raise EnvError(
-                f"{game.source}: TextWorld cannot load this game ({type(error).__name__}: {error})"
-            ) from error
+            self._load(game)
+        return TextWorldPlay(self._env, self._env.reset())
 
     def _load(self, game: Game) -> None:
         self._loaded = None
