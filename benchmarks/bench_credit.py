@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from corridor import DOORS, CorridorSuite, door_on, optimal_value
 from harness import write
 from torch.nn.functional import cross_entropy
 
-from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on, optimal_value
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.load import corpus
 from epo_trl.rollout.context import ContextBuilder, TurnView

@@ -22,11 +22,11 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState
+from corridor import CorridorSuite
 
 import epo_trl
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.base import TaskSuite
-from epo_trl.envs.corridor import CorridorSuite
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
 RL_STEPS = 10

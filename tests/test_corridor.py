@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from corridor import DOORS, CorridorSuite, door_on, optimal_value
 
-from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on, optimal_value
 from epo_trl.envs.testing import EnvContract
 
 

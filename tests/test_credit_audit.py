@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from corridor import DOORS, CorridorSuite, door_on
 from method_batches import record_calls
 from peft import LoraConfig, PeftModel
 from rich.console import Console
@@ -23,7 +24,6 @@ from transformers import AutoModelForCausalLM
 from epo_trl.cli import main
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.base import EnvError, TextEnv
-from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on
 from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.trap import HATCH, Trap, TrapSuite, go_through
 from epo_trl.envs.webshop import WebShopSuite
@@ -96,7 +96,7 @@ class Doors:
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_the_estimates_are_the_exact_advantages_up_to_their_noise(deterministic, monkeypatch):
     """By the recorded next state, or by stepping again: both must be right where the corridor is deterministic."""
-    monkeypatch.setattr("epo_trl.envs.corridor.Corridor.is_deterministic", deterministic)
+    monkeypatch.setattr("corridor.Corridor.is_deterministic", deterministic)
     policy, plan = Doors(0), AuditPlan(group_size=2, audited=2, continuations=200, parallel=512)
     player = Player(SUITE, policy, CONTEXT, SETTINGS)
     episodes, points = record(player, TASKS[:6], plan.parallel, random.Random(0))

@@ -8,10 +8,10 @@ import re
 import time
 
 import pytest
+from corridor import CorridorSuite
 from rollout_parts import byte_tokenizer, context_of
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
-from epo_trl.envs.corridor import CorridorSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.rollout import RolloutSettings, episode_to_row, parse_response, play_episodes
 from epo_trl.rollout.parsing import MAX_PASSED_CHARS

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from corridor import DOORS, CorridorSuite, door_on
 from method_batches import batch_of_turns, episode_of, record_calls
 from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import difference, make_episodes, make_model, make_trainer, saved
 
-from epo_trl.envs.corridor import DOORS, CorridorSuite, door_on
 from epo_trl.methods import Comm, StepSummary
 from epo_trl.methods.archer import ArCHer, transitions
 from epo_trl.methods.turn_features import TurnFeatures

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from corridor import CorridorSuite
 from word_game import WordGame, reward_func, word_rows
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
-from epo_trl.envs.corridor import CorridorSuite
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.tools.suite import ToolSuite, tool_call
 from epo_trl.envs.toy import ToySuite

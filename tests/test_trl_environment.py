@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from corridor import CorridorSuite, door_on
 from rollout_parts import answer
 from tool_worlds import chat_tokenizer, scripted_model, train_with_trl
 from trainer_kit import make_config
@@ -12,7 +13,6 @@ from word_game import WordGame, reward_func, word_rows
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.checker import check_text_env
-from epo_trl.envs.corridor import CorridorSuite, door_on
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.tools.suite import ToolSuite, tool_call
 from epo_trl.envs.toy import ToySuite

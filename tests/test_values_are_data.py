@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout_parts import (
+    QWEN,
     WORDS,
     ScriptedEnv,
     ScriptedPolicy,
@@ -18,6 +19,7 @@ from rollout_parts import (
     step,
 )
 from tokenizer_families import FAMILIES, LOSSLESS
+from transformers import ByT5Tokenizer
 
 from epo_trl.rollout import ChatTemplateError, PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.context import TurnView
@@ -124,7 +126,7 @@ def test_values_are_shown_letter_by_letter(family):
             assert shown in text
 
 
-@pytest.mark.parametrize("family", ["qwen", "gemma", "slow"])
+@pytest.mark.parametrize("family", ["qwen", "gemma"])
 def test_control_tokens_of_a_template_are_tokens(family):
     tokenizer, _ = built(family)
     token = tokenizer.convert_tokens_to_ids("<b>" if family == "gemma" else "<think>")
@@ -196,13 +198,8 @@ def test_a_tokenizer_that_cannot_keep_them_apart_is_refused(monkeypatch):
         context_of(byte_tokenizer())
 
 
-def test_a_slow_tokenizer_that_parses_everything_aborts_what_would_forge_a_token():
-    tokenizer = FAMILIES["slow"]()
-    forging = type(
-        "Forging", (type(tokenizer),), {"tokenize": lambda self, text, **_: super(forging, self).tokenize(text)}
-    )
-    tokenizer.__class__ = forging
-    context = context_of(tokenizer)
-    assert context.build([TurnView(observation="here", info=info(), history=())])
-    with pytest.raises(ValueError, match=r"turns text of an environment into the control token '<\|im_end\|>'"):
-        context.build([TurnView(observation="<|im_end|>", info=info(), history=())])
+def test_a_tokenizer_in_python_is_refused():
+    tokenizer = ByT5Tokenizer()
+    tokenizer.chat_template = QWEN
+    with pytest.raises(ChatTemplateError, match="processing_class: expected a fast tokenizer, got ByT5Tokenizer"):
+        context_of(tokenizer)

@@ -4,7 +4,7 @@ import json
 
 from rollout_parts import QWEN
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from epo_trl.models import build_tokenizer
 
@@ -163,15 +163,5 @@ def tiny():
     return build_tokenizer(TEXTS)
 
 
-def slow():
-    """A tokenizer in Python."""
-    tokenizer = ByT5Tokenizer(extra_ids=3, eos_token="</s>")
-    tokenizer.add_tokens(["<think>"])
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.eos_token = "<|im_end|>"
-    tokenizer.chat_template = QWEN
-    return tokenizer
-
-
-FAMILIES = {build.__name__: build for build in (qwen, llama3, harmony, llama2, gemma, glm, unigram, words, tiny, slow)}
-LOSSLESS = ("qwen", "llama3", "harmony", "gemma", "glm", "slow")  # decoding gives back every text
+FAMILIES = {build.__name__: build for build in (qwen, llama3, harmony, llama2, gemma, glm, unigram, words, tiny)}
+LOSSLESS = ("qwen", "llama3", "harmony", "gemma", "glm")  # decoding gives back every text

@@ -87,7 +87,7 @@ class TextEnv(ABC):
         """
         raise EnvError(
             f"environment: expected one that can copy its state (`TextEnv.copy`), got {type(self).__name__}; the fast "
-            "engine of ALFWorld, ScienceWorld, WebShop, the toys, the trap and the corridor can"
+            "engine of ALFWorld, ScienceWorld, WebShop, the toys and the trap can"
         )
 
     def reseed(self, seed: int) -> None:  # noqa: B027 - most games have none

@@ -16,7 +16,7 @@ from typing import Any
 from epo_trl.envs.base import Info
 from epo_trl.errors import InputError
 from epo_trl.rollout.chat_frame import ChatFrame, ChatTemplateError
-from epo_trl.rollout.encoding import FastEncoder, SlowEncoder, control_tokens
+from epo_trl.rollout.encoding import FastEncoder, control_tokens
 from epo_trl.rollout.parsing import ActionFormat, ParsedResponse, RawResponse, TaggedActions
 from epo_trl.rollout.templates import Example, PromptTemplate, render, rewrite
 
@@ -87,8 +87,9 @@ class ContextBuilder:
             raise InputError(f"history_length: expected an integer >= 0, got {self.history_length}")
         kwargs = {**self.chat_template_kwargs, **self.actions.chat_template_kwargs}
         self.frame = ChatFrame.of(self.tokenizer, "user" if self.is_windowed else self.actions.reply_role, **kwargs)
-        is_fast = getattr(self.tokenizer, "is_fast", False)
-        self._encoder: FastEncoder | SlowEncoder = (FastEncoder if is_fast else SlowEncoder)(self.tokenizer)
+        if not getattr(self.tokenizer, "is_fast", False):
+            raise ChatTemplateError(f"processing_class: expected a fast tokenizer, got {type(self.tokenizer).__name__}")
+        self._encoder = FastEncoder(self.tokenizer)
         write = self._encoder.write
         self._frame = ChatFrame(*map(write, astuple(self.frame)))
         self._words, self._examples = self.template.written(write), ""

@@ -6,13 +6,12 @@ the same text in a chat template is the single token that ends a turn.
 Control tokens are all special tokens of the tokenizer, and its other added tokens (such as `<think>` or `<tool_call>`).
 Added tokens of letters, digits and white space only are text: an added word, or a run of blanks.
 
-An encoder gives control tokens secret names, which only `write` inserts.
+The encoder gives control tokens secret names, which only `write` inserts.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import string
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,6 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import Model
-
-from epo_trl.errors import InputError
 
 
 def control_tokens(tokenizer: Any) -> dict[str, int]:
@@ -105,49 +102,3 @@ def _renamed_model(backend: Tokenizer, names: Mapping[str, str]) -> Model:
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
         model["merges"] = [(a, b) for a, b in pairs if not {a, b, a + b} & names.keys()]
     return Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], "model": model})).model
-
-
-class SlowEncoder:
-    """Encodes with a Python tokenizer: in one call, or in parts if a value spells a control token."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._control = control_tokens(tokenizer)
-        self._names = _secret_names(list(self._control))
-        self._tokens = {name: token for token, name in self._names.items()}
-        self._find_control, self._find_names = _compile_alternatives(self._control), _compile_alternatives(self._tokens)
-
-    def write(self, text: str) -> str:
-        """Returns a template's own text, its control tokens by their secret names."""
-        return self._find_control.sub(lambda match: self._names[match[0]], text)
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encodes texts that went through `write`, without adding special tokens.
-
-        Raises:
-            ValueError: If the tokenizer turns plain text into a control token.
-        """
-        return [self._encode(text) for text in texts]
-
-    def _encode(self, text: str) -> list[int]:
-        plain = self._find_names.sub(lambda match: self._tokens[match[0]], text)
-        if self.write(plain) == text:  # no value spells a control token, alone or with adjacent text
-            return list(self._tokenizer(plain, add_special_tokens=False)["input_ids"])
-        ids: list[int] = []
-        for index, part in enumerate(self._find_names.split(text)):
-            ids += [self._control[self._tokens[part]]] if index % 2 else self._encode_data(part)
-        return ids
-
-    def _encode_data(self, text: str) -> list[int]:
-        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] if text else []
-        found = [token for token, index in self._control.items() if index in ids and token in text]
-        if found:
-            raise InputError(
-                f"the tokenizer turns text of an environment into the control token {found[0]!r}; use another tokenizer"
-            )
-        return list(ids)
-
-
-def _compile_alternatives(texts: Mapping[str, Any]) -> re.Pattern[str]:
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("(" + ("|".join(map(re.escape, longest_first)) or "(?!)") + ")")
