@@ -328,12 +328,7 @@ def test_an_rl_step_is_played_with_examples_and_its_card_says_which(tmp_path):
     example = trainer.processing_class.convert_tokens_to_ids("<action>")
     assert [turn.prompt_ids.count(example) for turn in episode.turns][0] == 3  # what to do; two turns of the example
     write_card(trainer, tmp_path)
-    card = (tmp_path / "README.md").read_text()
-    assert (
-        "options = ResponseArguments(few_shot=1, few_shot_turns=2, prompt_template='react', max_prompt_length=600"
-        in card
-    )
-    assert "+few_shot=1-" in card
+    assert "+few_shot=1-" in (tmp_path / "README.md").read_text()
 
 
 def test_examples_in_training_are_checked_before_anything_is_loaded(tmp_path, tokenizer):

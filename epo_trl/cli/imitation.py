@@ -14,13 +14,12 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import IntervalStrategy
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
-from epo_trl.bounds import Count, CountOrZero, Positive, Range, Share, check_bounds, copy_options, option
+from epo_trl.bounds import Count, CountOrZero, Positive, Range, Share, check_bounds, option
 from epo_trl.cli.base import progress_bar
 from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.options import parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.evaluation import Protocol
 from epo_trl.models import policy_for_training
 from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import fitted, freeze_unread, settle_experts
@@ -28,7 +27,7 @@ from epo_trl.models.init_kwargs import keeping_init_kwargs
 from epo_trl.models.load import end_ids_of, sequence_limit
 from epo_trl.models.muon import make_muon
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, tasks_of_types
-from epo_trl.rollout.spec import EpisodeArguments, PromptArguments, ResponseArguments
+from epo_trl.rollout.spec import EpisodeArguments, PromptArguments
 from epo_trl.runs.callbacks import EXIT_CODE
 from epo_trl.runs.long_run import LongRun
 from epo_trl.runs.run_lock import run_lock
@@ -270,8 +269,6 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
             method="imitation of a scripted expert (supervised fine-tuning)",
             suite=self.suite,
             rows={"demonstrations": f"{kept} of up to {shown.max_turns} turns; task types: {types}"},
-            options=copy_options(ResponseArguments, shown, require_think=shown.thoughts),
-            protocol=Protocol.from_options("warm-start", shown, temperature=1.0),
         )
 
 

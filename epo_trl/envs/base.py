@@ -214,7 +214,6 @@ class TaskSuite(ABC):
     Attributes:
         name: Name in every reported number, for example `"alfworld-generated"`.
         splits: Names of the task lists. `"train"` comes first; `"iid"` and `"ood"` are the test lists.
-        made_by: Class of these settings as `"module:Class"`, where known.
         protocol: Name of the default evaluation protocol; `""` if it has to be chosen explicitly.
         prompt_template: Name or folder of the default prompt template.
         tools: Functions that can be called, with types and docstrings, if actions are tool calls in JSON.
@@ -226,7 +225,6 @@ class TaskSuite(ABC):
 
     name: str
     splits: tuple[str, ...] = ("train", "iid", "ood")
-    made_by: str = ""
     protocol: str = ""
     prompt_template: str = "general"
     tools: Sequence[Callable[..., Any]] = ()

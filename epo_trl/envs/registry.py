@@ -139,7 +139,6 @@ def build_suite(settings: Any) -> TaskSuite:
             'example "my-game", which every reported number carries'
         )
     vars(suite).update(  # an assignment fails if the suite is a frozen dataclass
-        made_by=f"{type(settings).__module__}:{type(settings).__qualname__}",
         settings={f.name: getattr(settings, f.name) for f in fields(settings) if is_setting(f, settings)},
     )
     return suite
