@@ -14,9 +14,9 @@ SEEN = "You are in the middle of a room. Looking quickly around you, you see a b
 SAID = "<think>the mug may be in the drawer</think> <action>go to drawer 1</action>"
 
 
-def episode():
+def episode(said=SAID):
     turns = (
-        Turn((1,), (2,), SAID, SEEN, "go to drawer 1", True, 0.0),
+        Turn((1,), (2,), said, SEEN, "go to drawer 1", True, 0.0),
         Turn((1,), (2,), "go", "Nothing happens.", "go", False, -0.1, error="no action tag"),
     )
     return Episode("train/0", "put a mug on the desk", "find", turns, StopReason.TURN_LIMIT, False, error=None)
@@ -26,9 +26,9 @@ def episode():
 def printed(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
 
-    def run(**console):
+    def run(said=SAID, **console):
         file = io.StringIO()
-        print_episodes([episode()], step=3, console=Console(file=file, color_system=None, **console))
+        print_episodes([episode(said)], step=3, console=Console(file=file, color_system=None, **console))
         return file.getvalue().splitlines()
 
     return run
@@ -46,6 +46,12 @@ def test_on_a_narrow_terminal_the_texts_of_a_turn_stand_one_below_the_other(prin
     assert any(SEEN[:60] in line for line in narrow)  # a line of text has most of the columns
     assert not any(SEEN[:60] in line for line in wide)
     assert any("go [no action tag]" in line for line in narrow)
+
+
+def test_a_terminal_is_told_nothing_that_it_would_obey(printed):
+    evil = "\x1b[31m\x1b]0;title\x07 \r \x9b31m \u202e gnp.exe </script>"
+    text = "".join(printed(evil))
+    assert not [c for c in text if ord(c) < 32 or 0x7F <= ord(c) < 0xA0 or c == "\u202e"] and "\\x1b[31m" in text
 
 
 def test_every_batch_is_shown_once_although_the_end_of_training_logs_again(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ COMMANDS = {
             True,
             "compare the credit of each turn with its true advantage, by continuations from copied states",
         ),
-        "watch": ("epo_trl.cli.watch", False, "show the episodes of a run, token by token, in a page or the terminal"),
+        "watch": ("epo_trl.cli.watch", False, "show the episodes of a run, token by token, in a page"),
     },
     "Models and machines": {
         "doctor": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich import box
 from rich.console import Console
@@ -22,13 +22,12 @@ def plain(text: str, style: str = "") -> Text:
     return Text(spelled(text), style=style)
 
 
-def episode_table(episode: Episode, *, narrow: bool = False, responses: Sequence[Text] | None = None) -> Table:
+def episode_table(episode: Episode, *, narrow: bool = False) -> Table:
     """Creates a table with one row per turn: observation, response, action and reward.
 
     Args:
         episode: The episode.
         narrow: Whether to stack the three texts of a turn instead of placing them side by side.
-        responses: Text to show for each turn; the response by default.
     """
     outcome = "won" if episode.won else f"not won ({episode.stop.value})"
     table = Table(
@@ -42,8 +41,7 @@ def episode_table(episode: Episode, *, narrow: bool = False, responses: Sequence
         table.add_column(heading, overflow="fold")
     for index, turn in enumerate(episode.turns):  # shown counting from 1
         action = plain(turn.action) if turn.is_valid else plain(f"{turn.action} [{turn.error}]", style="red")
-        response = plain(turn.response) if responses is None else responses[index]
-        shown = (plain(turn.observation), response, action)
+        shown = (plain(turn.observation), plain(turn.response), action)
         paid = f"{turn.reward:.2f}" if turn.reward else ""
         table.add_row(str(index + 1), paid, *((Text("\n").join(shown),) if narrow else shown), end_section=narrow)
     if episode.final_observation:
@@ -53,16 +51,11 @@ def episode_table(episode: Episode, *, narrow: bool = False, responses: Sequence
     return table
 
 
-def widened(console: Console) -> Console:
-    """Sets a wider console for files and pipes; a terminal keeps its width. Returns the console."""
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = FILE_COLUMNS
-    return console
-
-
 def print_episodes(episodes: Iterable[Episode], *, step: int | None = None, console: Console | None = None) -> None:
     """Prints the episodes on the console."""
-    console = widened(console or Console())
+    console = console or Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = FILE_COLUMNS
     if step is not None:
         console.rule(f"episodes at step {step}")
     for episode in episodes:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,6 @@ from epo_trl.types import Episode
 
 MAX_CHARS = 20_000  # length limit of one text
 DIGITS = 3  # decimals of a stored entropy
-_KINDS: dict[str, tuple[type, ...]] = {
-    "str": (str,), "bool": (bool,), "int": (int,), "float": (int, float), "float | None": (int, float, type(None)),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +31,6 @@ class TurnTexts:
     prompt: str = ""
     tokens: tuple[str, ...] = ()
     entropy: tuple[float, ...] = ()
-
-    def mean_entropy(self) -> float | None:
-        """Returns the mean entropy over the tokens in nats, or `None` if it is unknown."""
-        return math.fsum(self.entropy) / len(self.entropy) if self.entropy else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +81,12 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
-        """Creates a sample from the output of `to_dict`.
-
-        Raises:
-            ValueError: If the values do not describe a sample.
-        """
-        try:
-            texts = tuple(_texts(turn) for turn in data["turns"])
-            own = {name: data[name] for name in ("split", "rl_step", "why", "group")}
-            sample = cls(Episode.from_dict(data), texts, **own)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{type(error).__name__}: {error}") from error
-        for part in (sample, sample.episode, *sample.episode.turns, *texts):
-            _check_kinds(part)
-        return sample
+        """Creates a sample from the output of `to_dict`."""
+        texts = tuple(
+            TurnTexts(turn.get("prompt", ""), tuple(turn.get("tokens", ())), tuple(turn.get("entropy", ())))
+            for turn in data["turns"]
+        )
+        return cls(Episode.from_dict(data), texts, *(data[name] for name in ("split", "rl_step", "why", "group")))
 
 
 def sample_of(episode: Episode, texts: Sequence[TurnTexts] | None = None, **about: Any) -> Sample:
@@ -127,24 +112,9 @@ def read_samples(path: str | os.PathLike[str]) -> list[Sample]:
         for number, line in enumerate(file, start=1):
             try:
                 samples.append(Sample.from_dict(json.loads(line)))
-            except ValueError as error:
-                raise InputError(f"{os.fspath(path)}, line {number}, is not an episode ({error})") from error
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(f"{os.fspath(path)}, line {number}, is not an episode ({error!r})") from error
     return samples
-
-
-def _texts(turn: Mapping[str, Any]) -> TurnTexts:
-    tokens, entropy = tuple(map(str, turn.get("tokens", ()))), tuple(map(float, turn.get("entropy", ())))
-    if entropy and len(entropy) != len(tokens) or not all(map(math.isfinite, entropy)):
-        raise InputError(f"entropy: expected {len(tokens)} finite numbers, one per token, got {str(entropy):.60}")
-    return TurnTexts(turn.get("prompt", ""), tokens, entropy)
-
-
-def _check_kinds(part: Any) -> None:
-    """Raises `InputError` if a field of a dataclass has the wrong type or is a non-finite number."""
-    for field in fields(part):
-        value, kind = getattr(part, field.name), _KINDS.get(str(field.type))
-        if kind and (not isinstance(value, kind) or isinstance(value, float) and not math.isfinite(value)):
-            raise InputError(f"{field.name}: expected {field.type}, got {value!r:.60}")
 
 
 def map_texts(function: Callable[[str], str], value: Any) -> Any:

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from epo_trl.errors import InputError
-from epo_trl.types import StopReason
-from epo_trl.watch.sample import Sample, read_samples
+from epo_trl.types import Episode, StopReason
+from epo_trl.watch.sample import Sample, read_samples, sample_of
 
 FOLDER = "episodes"  # in a run's `output_dir`
 
@@ -35,15 +35,15 @@ def find_samples(source: str | os.PathLike[str]) -> list[Sample]:
     path = Path(source)
     if path.is_dir():
         samples = [sample for file in sorted((path / FOLDER).glob("*.jsonl")) for sample in read_samples(file)]
-        missing = "a training run stores them there unless keep_episodes is 0"
     elif path.suffix == ".jsonl" and path.is_file() and not evaluation_file(path).is_file():
-        samples, missing = read_samples(path), "the file is empty"
+        samples = read_samples(path)
     else:
-        samples, missing = _of_evaluation(path), "an evaluation stores them beside its output unless keep_episodes is 0"
-        if not samples and not path.exists():
-            missing = "there is no such file or folder"
+        samples = _of_evaluation(path)
     if not samples:
-        raise InputError(f"RUN: {path} has no episodes: {missing}")
+        raise InputError(
+            f"RUN: expected the folder of a run or the output of an evaluation, made with keep_episodes above 0, got "
+            f"{path}, which has no episodes"
+        )
     return sorted(samples, key=_sort_key)
 
 
@@ -59,10 +59,6 @@ def _of_evaluation(output: Path) -> list[Sample]:
         return read_samples(file)
     samples = []
     for part in sorted(output.with_name(f"{output.name}.parts").glob("*-*.json")):
-        try:
-            about = {"split": part.stem.rpartition("-")[0], "rl_step": 0, "why": "", "group": 0}
-            episodes = json.loads(part.read_text(encoding="utf-8"))["episodes"]
-            samples += [Sample.from_dict(episode | about) for episode in episodes]
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{part} is not part of an evaluation ({error})") from error
+        split, found = part.stem.rpartition("-")[0], json.loads(part.read_text(encoding="utf-8"))
+        samples += [sample_of(Episode.from_dict(episode), split=split) for episode in found["episodes"]]
     return samples

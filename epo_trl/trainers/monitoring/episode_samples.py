@@ -7,9 +7,7 @@ the behaviour policy, which the update computes anyway.
 from __future__ import annotations
 
 import json
-import os
 import random
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -70,10 +68,8 @@ class EpisodeSamples:
         return {ROW: torch.arange(len(episodes))}
 
     def _texts(self, turn: Turn) -> TurnTexts:
-        prompt = self.tokenizer.decode(
-            turn.prompt_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )  # fmt: skip
-        return TurnTexts(prompt, tuple(token_pieces(self.tokenizer, turn.response_ids)))
+        ids, whole = turn.prompt_ids, {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return TurnTexts(self.tokenizer.decode(ids, **whole), tuple(token_pieces(self.tokenizer, turn.response_ids)))
 
     def add_entropy(self, inputs: Mapping[str, Any], entropy: Tensor | None) -> None:
         """Adds the entropies of rows scored by the behaviour policy.
@@ -98,12 +94,9 @@ class EpisodeSamples:
             return
         samples = self.ranks.gather([sample.to_dict() for sample in self._samples.values()])
         if self.ranks.index == 0:
-            path = sample_file(self.args.output_dir, self._rl_step + 1)
-            try:
-                write_samples(path, samples)
-            except OSError as error:  # a full disk should not end the run; checkpoints have their own checks
-                warnings.warn(f"keep_episodes: cannot write {os.fspath(path)} ({error})", stacklevel=2)
-            send_tables(samples, self.args.report_to)
+            write_samples(sample_file(self.args.output_dir, self._rl_step + 1), samples)
+            for name in set(TRACKERS).intersection(self.args.report_to):
+                _send_table(name, samples)
         self._rl_step, self._samples = None, {}
 
     def state(self) -> dict[str, Any]:
@@ -118,8 +111,8 @@ class EpisodeSamples:
         self._samples = {int(i): Sample.from_dict(json.loads(sample)) for i, sample in state["samples"].items()}
 
 
-def episode_rows(samples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Returns a table with one row per turn."""
+def _send_table(name: str, samples: Sequence[Mapping[str, Any]]) -> None:
+    """Logs the samples to a tracker as the table `episodes`, with one row per turn."""
     rows = []
     for sample in samples:
         for number, turn in enumerate(sample["turns"], start=1):
@@ -133,18 +126,9 @@ def episode_rows(samples: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
                     "mean_entropy": sum(entropy) / len(entropy) if entropy else None,
                 }
             )  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-def send_tables(samples: Sequence[Mapping[str, Any]], report_to: str | Sequence[str] | None) -> None:
-    """Logs the samples as the table `episodes` to the trackers of the run. Call it on the logging process only."""
-    for name in TRACKERS:
-        if name not in (report_to or ()):
-            continue
-        tracker = import_module(name)
-        rows = episode_rows(samples)
-        if len(rows) and (name != "wandb" or tracker.run is not None):  # without a run, wandb has not been started
-            tracker.log({"episodes": tracker.Table(dataframe=rows)})
+    tracker = import_module(name)
+    if rows and (name != "wandb" or tracker.run is not None):  # without a run, wandb has not been started
+        tracker.log({"episodes": tracker.Table(dataframe=pd.DataFrame(rows))})
 
 
 def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
