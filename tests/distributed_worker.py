@@ -21,7 +21,7 @@ from its checkpoint. `end-CRITIC`: the whole run, when only the final save is le
 `dapo-ROUNDS`: three batches of three groups, the second on both ranks, of games whose outcome goes by the task;
 `again-ROUNDS`: the rest of that run, from its checkpoint inside the second batch.
 
-`ahead-WAY`: four RL steps with a server, one batch ahead (`batch`) or with a simulated lag of one (`lag`). An
+`ahead-WAY`: four RL steps with a server, one batch ahead (`batch`) or in turn with the weights before (`behind`). An
 environment of rank 1 fails. `ahead-again`: groups of equal outcomes are replaced, while the other rank may have no
 episode to play. `ahead-dead`: rank 1's server dies in the first update.
 
@@ -403,7 +403,7 @@ class KillServer(TrainerCallback):
 
 
 def train_ahead(rank: int, mode: str, folder: Path, way: str) -> None:
-    kill, lag = KillServer(), {"simulated_lag": 1} if way == "lag" else {"rollout_ahead": 1}
+    kill, lag = KillServer(), {"behind": 1} if way == "behind" else {"rollout_ahead": 1}
     trainer, kill.server = make_served(
         folder / "run",
         suite=OneFaultySuite(rank),

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 
 import torch
@@ -17,6 +18,10 @@ class LocalServer:
 
     Its seeds are those of the requests, or without any those of the prompts.
 
+    Args:
+        trainer: The trainer.
+        behind: Number of RL steps that the weights which sample are behind those that came last.
+
     Attributes:
         sent: RL steps at whose start weights came.
         seconds: Time that it takes for an answer.
@@ -26,11 +31,12 @@ class LocalServer:
     structured_outputs_regex = min_p = None
     repetition_penalty, top_p, top_k, logprobs = 1.0, 1.0, 0, 0
 
-    def __init__(self, trainer):
+    def __init__(self, trainer, behind=0):
         # No copy of the trainer's model: TRL has replaced its forward by one that refers to the trained weights.
         self.trainer, self.model = trainer, type(trainer.model)(trainer.model.config).eval()
         self.temperature, self.max_completion_length = trainer.args.temperature, trainer.args.max_completion_length
         self.generation_kwargs = {}
+        self.came = deque(maxlen=behind + 1)
         self.sent, self.seconds, self.asked, self.dead = [], 0.0, 0, False
         self._lock, self._alone = threading.Lock(), threading.Lock()
 
@@ -39,7 +45,8 @@ class LocalServer:
             raise ConnectionError("no weights were sent")
         assert threading.current_thread() is threading.main_thread() and not self.asked
         assert not (self.trainer.ahead and self.trainer.ahead.is_playing), "only between rollouts"
-        self.model.load_state_dict(self.trainer.model.state_dict(), strict=False)  # without a critic
+        self.came.append({name: weight.clone() for name, weight in self.trainer.model.state_dict().items()})
+        self.model.load_state_dict(self.came[0], strict=False)  # without a critic
         self.sent.append(self.trainer.rl_step)
 
     def generate(self, prompts, n, *, temperature, max_tokens, generation_kwargs, **settings):
@@ -70,11 +77,11 @@ class LocalServer:
         return ids, logps
 
 
-def make_served(folder, *, make=make_trainer, rollout_ahead=0, request_seeds=True, **changes):
+def make_served(folder, *, make=make_trainer, rollout_ahead=0, behind=0, request_seeds=True, **changes):
     """Returns a trainer whose engine asks a server in this process, and that server."""
     trainer = make(folder, **changes)
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
-    trainer.vllm_generation = server = LocalServer(trainer)
+    trainer.vllm_generation = server = LocalServer(trainer, behind)
     trainer.player.engine = engine = VllmServerEngine(trainer)
     trainer.evaluator = replace(trainer.evaluator, engine=engine)
     engine._client = server

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
 RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-separate", "ddp-ppo-value_head"]
 RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table", "ddp-unshared", "ddp-eye"]
-RUNS += ["ddp-ahead-batch", "ddp-ahead-lag", "ddp-ahead-again", "ddp-ahead-dead"]
+RUNS += ["ddp-ahead-batch", "ddp-ahead-behind", "ddp-ahead-again", "ddp-ahead-dead"]
 RUNS += ["fsdp-ppo-separate", "fsdp-ppo-adapters"]
 RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate", "zero3-ppo-value_head"]
 RUNS_OF_DEEPSPEED += ["zero3-nucleus-tied", "zero3-nucleus-untied", "zero3-eye"]
@@ -260,11 +260,11 @@ def test_ranks_that_replace_groups_resume_bit_equal_inside_a_batch(launched):
 # ----------------------------------------------------------------------------------------------------- one batch ahead
 
 
-def test_ranks_that_play_one_batch_ahead_train_as_with_a_simulated_lag(launched):
+def test_ranks_that_play_one_batch_ahead_train_as_in_turn_with_the_weights_before(launched):
     """Although their episodes end after other numbers of turns, and an environment of one rank dies."""
     _, (result, _), (one, other) = launched("ddp-ahead-batch")
-    _, _, (simulated, _) = launched("ddp-ahead-lag")
-    assert difference(one["last"], simulated["last"]) == difference(other["last"], simulated["last"]) == 0.0
+    _, _, (in_turn, _) = launched("ddp-ahead-behind")
+    assert difference(one["last"], in_turn["last"]) == difference(other["last"], in_turn["last"]) == 0.0
     log = [line for line in result["log"] if "lag/rl_steps" in line]
     assert [line["lag/rl_steps"] for line in log] == [0.0, 1.0, 1.0, 1.0]
     assert max(abs(line["sampling/importance_sampling_ratio/mean"] - 1) for line in log[1:]) > 1e-3

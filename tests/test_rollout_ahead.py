@@ -8,12 +8,11 @@ import pytest
 from datasets import Dataset
 from local_server import make_served
 from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, count_seconds, logged, weights
-from trainer_kit import make_config, make_ppo, make_trainer, results_of
+from trainer_kit import make_ppo, make_trainer, results_of
 from transformers import TrainerCallback
 
 from epo_trl.errors import EpoTrlError, InputError
 from epo_trl.rollout import EngineError
-from epo_trl.trainers.ahead import make_rollout_ahead
 from epo_trl.trainers.generation import RequestSeeds
 
 pytestmark = pytest.mark.slow
@@ -56,14 +55,13 @@ def test_without_learning_running_ahead_changes_nothing(tmp_path, settings, ahea
 
 
 @pytest.mark.parametrize("make", [make_trainer, make_ppo])
-def test_one_batch_ahead_trains_as_a_simulated_lag_of_one_rl_step(tmp_path, make):
-    """`simulated_lag` plays in turn, with a copy of the older weights: an independent way to the same weights."""
+def test_one_batch_ahead_trains_as_in_turn_with_the_weights_of_one_rl_step_ago(tmp_path, make):
     rewards = {"reward_funcs": None} if make is make_ppo else {}
     real, server = served(tmp_path / "real", make=make, rollout_ahead=1, **rewards)
     real.train()
-    simulated, _ = served(tmp_path / "simulated", make=make, simulated_lag=1, **rewards)
-    simulated.train()
-    assert_bit_equal(weights(real), weights(simulated))
+    in_turn, _ = served(tmp_path / "in-turn", make=make, behind=1, **rewards)
+    in_turn.train()
+    assert_bit_equal(weights(real), weights(in_turn))
     on_policy, _ = served(tmp_path / "on-policy", make=make, **rewards)
     on_policy.train()
     assert any(not weight.equal(weights(on_policy)[name]) for name, weight in weights(real).items())
@@ -258,22 +256,6 @@ def test_a_run_that_is_interrupted_ends_its_rollout_and_the_trainer_still_works(
 
 
 # ---------------------------------------------------------------------------------------------------------- settings
-
-
-@pytest.mark.parametrize(
-    ("shares", "changes", "message"),
-    [
-        (True, {}, "rollout_ahead: expected 0 with an engine that shares the trainer's devices .* got 2"),
-        (False, {"simulated_lag": 1}, "rollout_ahead: expected 0 with simulated_lag 1, got 2"),
-        (False, {"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction: expected True"),
-        (False, {"lag_correction": False}, "vllm_importance_sampling_correction: expected False .*, got True"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_named(tmp_path, shares, changes, message):
-    args = make_config(tmp_path, rollout_ahead=2, **changes)
-    engine = SimpleNamespace(shares_devices=shares)
-    with pytest.raises(InputError, match=message):
-        make_rollout_ahead(SimpleNamespace(args=args, player=SimpleNamespace(engine=engine)))
 
 
 def test_a_trainer_without_a_server_refuses_to_run_ahead(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from test_layers import PACKAGE, part_of
 
 ROOT = PACKAGE.parent
-LINES = {"core": 22960, "games": 6329, "lab": 5310, "tests": 40007, "docs": 5034}
+LINES = {"core": 22362, "games": 5846, "lab": 5238, "tests": 39493, "docs": 5073}
 
 
 def part_of_the_project(path: Path) -> str:

@@ -103,7 +103,6 @@ REFUSED = {
         "expected 'steps', 'epoch' or 'no', got 'best'",
         config(save_strategy="best", eval_strategy="steps", eval_steps=1, metric_for_best_model="reward"),
     ),
-    "simulated_lag": ("expected 0 with DeepSpeed or FSDP, got 2", sharded(simulated_lag=2)),
     "sync_ref_model": (
         "expected False with ZeRO-3 or FSDP, got True",
         sharded(sync_ref_model=True, beta=0.1, ref_model_sync_steps=1),

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from epo_trl.errors import InputError
 from epo_trl.trainers.collection import Played
-from epo_trl.trainers.lag import check_correction
 
 _SECONDS_TO_STOP = 10.0  # until a rollout that is no longer needed is left to itself
 _THREAD = "rollout ahead"
@@ -158,8 +157,7 @@ def make_rollout_ahead(trainer: Any) -> RolloutAhead:
     """Returns what plays ahead for a trainer with `rollout_ahead`.
 
     Raises:
-        InputError: If the engine shares the trainer's devices, the lag is simulated, or TRL corrects for it in another
-            way than `lag_correction`.
+        InputError: If the engine shares the trainer's devices.
     """
     args = trainer.args
     if trainer.player.engine.shares_devices:
@@ -167,9 +165,4 @@ def make_rollout_ahead(trainer: Any) -> RolloutAhead:
             f"rollout_ahead: expected 0 with an engine that shares the trainer's devices or generates in lockstep, got "
             f"{args.rollout_ahead}. Use a vLLM server without constrained sampling: use_vllm true, vllm_mode server"
         )
-    if args.simulated_lag:
-        raise InputError(
-            f"rollout_ahead: expected 0 with simulated_lag {args.simulated_lag}, got {args.rollout_ahead}. Either lags"
-        )
-    check_correction(args)
     return RolloutAhead(trainer)

@@ -86,16 +86,6 @@ class RolloutArguments(ResponseArguments, EpisodeArguments, RewardArguments):
         "Whether vLLM samples each response from its own seed (run, RL step, episode, turn), so that the samples do "
         "not depend on the order of the requests. It then draws for each sequence in turn, which is slower.",
     )
-    simulated_lag: CountOrZero = option(
-        0,
-        "Number of RL steps that the acting policy is behind the trained one, to study off-policy data. 0 is "
-        "on-policy.",
-    )
-    lag_correction: bool = option(
-        True,
-        "Whether to weight the advantages of lagged data by importance weights, at most "
-        "`vllm_importance_sampling_clip_max` per token. With vLLM, set `vllm_importance_sampling_correction` likewise.",
-    )
     keep_episodes: CountOrZero = option(
         4,
         "Number of episodes per selected RL step to save in output_dir for `epo-trl watch`: the worst, the best, an "

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -49,7 +48,6 @@ from epo_trl.trainers.collection import Collected, Collector, Player, episode_re
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine, vllm_start
 from epo_trl.trainers.evaluator import Evaluator, scalars, worst_if_missing
-from epo_trl.trainers.lag import LaggedPolicy, importance_weights, make_lagged_policy
 from epo_trl.trainers.long_run_trainer import LongRunTrainer
 from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
@@ -151,7 +149,6 @@ class EPOTrainer(LongRunTrainer):
         self._zero_signal = zero_signal_monitor(
             args, self.methods, self.ranks, self.num_generations, has_critic=self.has_critic
         )
-        self.lagged = make_lagged_policy(self) if args.simulated_lag else None
         self.ahead = make_rollout_ahead(self) if args.rollout_ahead else None
         self.health = RunHealth(warns=self.ranks.index == 0)
         self._to_print: list[Episode] = []
@@ -192,9 +189,8 @@ class EPOTrainer(LongRunTrainer):
     def _collect(self, tasks: Sequence[str]) -> Collected:
         """Plays a batch, stops the run if too many episodes were aborted, and logs the metrics of the batch."""
         start = time.perf_counter()
-        with self.lagged.playing(self.model, self.player.engine, self.rl_step) if self.lagged else nullcontext():
-            played = self.ahead.take(tasks) if self.ahead else None
-            batch, metrics = self.collector.collect(tasks, self.play, self.rl_step, played)
+        played = self.ahead.take(tasks) if self.ahead else None
+        batch, metrics = self.collector.collect(tasks, self.play, self.rl_step, played)
         waited = time.perf_counter() - start
         parts = (metrics[f"time/{part}"] for part in ("generate", "env", "text"))
         self.update_seconds -= waited if self.ahead else sum(parts)  # in the background only the wait takes time
@@ -234,38 +230,17 @@ class EPOTrainer(LongRunTrainer):
         advantages = self._advantages(batch, output)
         self._zero_signal.end_batch(output["num_episodes"], advantages, self.rl_step)
         output |= self.methods.modify_advantages(advantages, batch)
-        if self.lagged and not self.use_vllm:  # with vLLM, TRL has the log-probabilities of the samples
-            self._correct_lag(self.lagged, scoring, output, scores)
         return output
 
     @torch.no_grad()
-    def _score_batch(self, scoring: ScoringTask, output: dict[str, Any]) -> TokenScores:
-        return self.scorer.score(self.model, row_ids(output), scoring)[0]
-
-    def _correct_lag(
-        self, lagged: LaggedPolicy, scoring: ScoringTask, output: dict[str, Any], scores: TokenScores | None
-    ) -> None:
-        """Weighs the advantages of a batch that an earlier policy played; TRL's mask gets its log-probs. Collective."""
-        masks = self.args.off_policy_mask_threshold is not None
-        if not (masks or self.args.lag_correction):
-            return
-        with lagged.acting(self.model):
-            acting = self._score_batch(scoring, output)
-        if masks:
-            output["sampling_per_token_logps"] = acting.logps
-        if self.args.lag_correction:
-            current = scores or self._score_batch(scoring, output)
-            mask, largest = batches.response_mask(output), self.args.vllm_importance_sampling_clip_max
-            weights, metrics = importance_weights(current.logps, acting.logps, mask, largest, self.ranks)
-            output["advantages"] = output["advantages"] * weights
-            self._keep_metrics(metrics)
-
     def _behaviour_scores(self, scoring: ScoringTask, output: dict[str, Any]) -> TokenScores | None:
         """Returns the scores under the behaviour policy, if TRL or a method needs them. Collective."""
         if batches.is_scored(output):  # TRL scores the policy before the reference model
             output |= batches.behaviour_entries(scoring.scores[0])
             return scoring.scores[0]
-        return self._score_batch(scoring, output) if self.methods.need(Need.SCORES) else None
+        if not self.methods.need(Need.SCORES):
+            return None
+        return self.scorer.score(self.model, row_ids(output), scoring)[0]
 
     def _method_batch(self, step: RLStep, output: dict[str, Any], scores: TokenScores | None) -> Batch:
         """Builds the methods' input. Subclasses add further fields here."""

@@ -31,7 +31,6 @@ from epo_trl.trainers.batches import holds_what_the_loss_reads
 from epo_trl.trainers.collection import Player
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.evaluator import Evaluator
-from epo_trl.trainers.lag import LaggedPolicy
 from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
@@ -39,7 +38,7 @@ from epo_trl.trainers.setup import RolloutRules, keeping_reference
 from epo_trl.watch.source import FOLDER as EPISODES
 
 # Files of a checkpoint, equal on all ranks.
-LEARNED, LAGGED, REFERENCE = "learned_by_methods.pt", "lagged_weights.pt", "reference_weights.pt"
+LEARNED, REFERENCE = "learned_by_methods.pt", "reference_weights.pt"
 # Fields that decide which forward-backward passes make an RL step.
 PASSES = ("gradient_accumulation_steps", "steps_per_generation", "num_iterations")
 
@@ -59,7 +58,6 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     samples: EpisodeSamples
     evaluator: Evaluator
     last_reports: list[EvalReport]
-    lagged: LaggedPolicy | None
     ahead: RolloutAhead | None
     rl_step: int  # number of completed RL steps
     collected_at: int  # number of forward-backward passes before the collected batch
@@ -227,8 +225,6 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
             torch.save(self._batch_state(), self._batch_path(folder))
         if self.args.should_save and (learned := self.methods.learned_state()):
             torch.save(learned, os.path.join(folder, LEARNED))
-        if self.args.should_save and self.lagged:
-            torch.save(self.lagged.state_dict(), os.path.join(folder, LAGGED))
         if self.args.should_save and self.args.sync_ref_model:
             torch.save(self.accelerator.unwrap_model(self.ref_model).state_dict(), os.path.join(folder, REFERENCE))
 
@@ -247,8 +243,6 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         if checkpoint is None:
             return
         self.methods.load_learned_state(self._load_tensors(os.path.join(checkpoint, LEARNED)) or {})
-        if self.lagged and (weights := self._load_tensors(os.path.join(checkpoint, LAGGED))):
-            self.lagged.load_state_dict(weights)
         if self.args.sync_ref_model and (weights := self._load_tensors(os.path.join(checkpoint, REFERENCE))):
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(weights)
         if self.micro_steps_done:
@@ -316,8 +310,6 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self.methods.load_batch_state(new.batch_state())
         self.health.load_state_dict(RunHealth(warns=False).state_dict())
         self.samples.load_state(None)
-        if self.lagged:
-            self.lagged.load_state_dict({"weights": [], "newest": -1})
         self._metrics["train"].clear()
         self.entropy_coef, self._last_world_entropy, self._entropy_window_stats = self.args.entropy_coef, math.inf, None
         self._current_train_step_time = 0.0

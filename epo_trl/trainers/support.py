@@ -8,7 +8,7 @@ from accelerate.utils import is_peft_model
 
 from epo_trl.errors import InputError
 from epo_trl.models.adapters import is_adapted
-from epo_trl.runs.run_settings import shards_weights, uses_fsdp
+from epo_trl.runs.run_settings import shards_weights
 
 # Arguments of TRL's trainer, and what to do instead.
 _ARGUMENTS = {
@@ -57,10 +57,6 @@ def check_supported(args: Any, model: Any, kwargs: dict[str, Any]) -> None:
     for name, why in _NEED_WHOLE_WEIGHTS.items():
         if getattr(args, name) and shards_weights(args):
             raise InputError(f"{name}: expected False with ZeRO-3 or FSDP, got True: {why}")
-    if args.simulated_lag and (uses_fsdp(args) or args.deepspeed_plugin is not None):
-        raise InputError(
-            f"simulated_lag: expected 0 with DeepSpeed or FSDP, got {args.simulated_lag}: the copies need whole weights"
-        )
     adapter = kwargs.get("peft_config") or getattr(model, "active_peft_config", None)
     if getattr(adapter, "is_prompt_learning", False):  # its scores would not be those of the sampled tokens
         raise InputError(
