@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
-from epo_trl.methods import Method, ModifiedAdvantages, Need
+from epo_trl.methods import Method, ModifiedAdvantages, Need, Selection
 from epo_trl.methods.ref_nucleus import ReferenceNucleus
 from epo_trl.methods.siren import SIREN
 
@@ -57,17 +57,14 @@ class PolicyLossAsTerm(Method):
 class KeepUnequal(Method):
     """Refuses groups of equal returns: DAPO's dynamic sampling."""
 
-    asked: list[tuple[float, ...]] = field(default_factory=list, init=False)
-
-    def keep_group(self, group):
-        self.asked.append(group.returns)
-        return max(group.returns) - min(group.returns) > 1e-6
+    def select(self, groups):
+        return [Selection.REPLACE if max(g.returns) - min(g.returns) < 1e-6 else Selection.TRAIN for g in groups]
 
 
 @dataclass
 class KeepNothing(Method):
-    def keep_group(self, group):
-        return False
+    def select(self, groups):
+        return [Selection.REPLACE for _ in groups]
 
 
 @dataclass

@@ -7,7 +7,7 @@ import torch
 from run_kit import assert_bit_equal, logged, resumable, weights
 from trainer_kit import GROUP, ROWS, make_config, make_episodes, make_trainer, results_of, settle_by_task
 
-from epo_trl.methods import Comm, Group, StepSummary, build_methods
+from epo_trl.methods import Comm, Group, Selection, StepSummary, build_methods
 from epo_trl.methods.dapo import DAPO
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -30,8 +30,8 @@ def episode(*lengths, reward=0.0, stop=StopReason.TURN_LIMIT):
 )
 def test_a_group_is_kept_if_outcomes_differ_among_those_that_carry_a_signal(won, returns, usable, by_win, by_return):
     group = Group(returns, won, usable)
-    assert DAPO(10).keep_group(group) is by_win
-    assert DAPO(10, outcome="return").keep_group(group) is by_return
+    for method, kept in ((DAPO(10), by_win), (DAPO(10, outcome="return"), by_return)):
+        assert method.select([group]) == [Selection.TRAIN if kept else Selection.REPLACE]
 
 
 def test_overlong_shaping_by_hand():

@@ -1,6 +1,6 @@
 """Groups with the most variance: choices by hand, over ranks, what is left out of the loss, and resuming."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from method_batches import run_on_ranks
@@ -21,12 +21,14 @@ from trainer_kit import (
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
-from epo_trl.methods import Comm, Group, Method, build_methods
+from epo_trl.methods import Comm, Group, Selection, build_methods
 from epo_trl.methods.variance_filter import VarianceFilter
 from epo_trl.trainers.collection import Collector
 from epo_trl.types import Episode, StopReason, Turn
 from epo_trl.watch.sample import read_samples
 from epo_trl.watch.source import sample_file
+
+TRAIN, LEAVE_OUT = Selection.TRAIN, Selection.LEAVE_OUT
 
 
 def group(*returns, unusable=()):
@@ -52,14 +54,14 @@ GROUPS = [group(0.0, 2.0), group(0.0, 10.0), group(5.0, 5.0), group(4.0, 0.0), g
     ids=str,
 )
 def test_choices_by_hand(settings, chosen):
-    made = VarianceFilter(**settings).choose_groups(GROUPS)
-    assert made == [i in chosen for i in range(len(GROUPS))]
+    made = VarianceFilter(**settings).select(GROUPS)
+    assert made == [TRAIN if i in chosen else LEAVE_OUT for i in range(len(GROUPS))]
 
 
 def test_without_variance_no_group_is_chosen():
     """Also where returns differ by the rounding of a sum."""
-    assert VarianceFilter().choose_groups([group(5.0, 5.0), group(0.1 + 0.2, 0.3)]) == [False, False]
-    assert VarianceFilter().choose_groups([group(1.0, 2.0, unusable=(0, 1))]) == [False]
+    assert VarianceFilter().select([group(5.0, 5.0), group(0.1 + 0.2, 0.3)]) == [LEAVE_OUT] * 2
+    assert VarianceFilter().select([group(1.0, 2.0, unusable=(0, 1))]) == [LEAVE_OUT]
 
 
 # -------------------------------------------------------------------------------------------------------- collection
@@ -89,7 +91,7 @@ def test_two_ranks_leave_out_the_same_groups_also_one_that_they_share(tmp_path):
     tasks = ["train/1"] * 4 + ["train/3"] * 4 + ["train/5"] * 4
     whole, metrics = collected(tmp_path, Comm(), tasks, by_task(), "variance-filter")
     assert [e.left_out for e in whole.episodes] == [True] * 4 + [False] * 8
-    assert metrics["rollout/left_out_groups"] == 1 and "rollout/unwanted_groups" not in metrics
+    assert metrics["rollout/left_out_groups"] == 1 and metrics["rollout/unwanted_groups"] == 0
     assert not any(e.left_out for e in whole.played) and metrics["env/return"] == pytest.approx(1.5)
     assert [e.is_usable for e in whole.episodes] == [False] * 4 + [True] * 8
 
@@ -108,20 +110,8 @@ def test_groups_are_replaced_first(tmp_path):
     assert metrics["rollout/resampled_groups"] >= 1 and metrics["rollout/unwanted_groups"] == 0
     numbers = [int(batch.tasks[first].split("/")[1]) for first in (0, GROUP)]
     assert numbers[0] % 2 and numbers[1] == 19
-    left_out = VarianceFilter().choose_groups([group(0.0, float(number)) for number in numbers]).count(False)
+    left_out = VarianceFilter().select([group(0.0, float(number)) for number in numbers]).count(LEAVE_OUT)
     assert metrics["rollout/left_out_groups"] == left_out
-
-
-@dataclass
-class OneChoice(Method):
-    def choose_groups(self, groups):
-        return [True]
-
-
-def test_choices_that_do_not_fit_the_groups_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="OneChoice: expected 2 choices, one per group, got 1"):
-        collected(tmp_path, Comm(), ["train/1"] * 8, by_task(), "test_method_variance_filter:OneChoice")
-    assert Method().choose_groups(GROUPS) == [True] * 6
 
 
 # ----------------------------------------------------------------------------------------------------------- training
@@ -153,10 +143,9 @@ def test_a_group_that_is_left_out_is_in_no_term_and_no_mean(tmp_path, credit):
     assert loss == again and difference(one, other) == 0.0 < largest(one) and metric == same
 
 
-@pytest.mark.parametrize("name", ["variance-filter", "test_method_variance_filter:OneChoice"])
-def test_a_loss_whose_mean_counts_the_groups_left_out_is_refused(tmp_path, name):
-    with pytest.raises(InputError, match=f"loss_type: expected .*'{name}', got 'bnpo'.* loss_type: dapo"):
-        make_trainer(tmp_path, loss_type="bnpo", policy_method=[name])
+def test_a_loss_whose_mean_counts_the_groups_left_out_is_refused(tmp_path):
+    with pytest.raises(InputError, match="loss_type: expected .*'variance-filter', got 'bnpo'.* loss_type: dapo"):
+        make_trainer(tmp_path, loss_type="bnpo", policy_method=["variance-filter"])
 
 
 @pytest.mark.parametrize("loss", ["dapo", "cispo", "vespo", "grpo", "sapo", "dr_grpo", "luspo"])

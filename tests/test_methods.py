@@ -418,7 +418,7 @@ def test_a_method_does_nothing_by_itself():
     """The base class alone: every hook has a default that changes nothing."""
     x = torch.ones(1, 2)
     assert Method().modify_advantages(x, None).advantages is x and Method().ratio(x, x, None, None) is x
-    assert Method().turn_rewards(None) is None and Method().keep_group(None) and Method().loss(None) is None
+    assert Method().turn_rewards(None) is None and Method().select([]) == [] and Method().loss(None) is None
     assert Method().end_rl_step(None) == Method().state_dict() == Method().batch_state() == {}
     assert Method().model_card_text() == "Method"
 

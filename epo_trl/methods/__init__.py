@@ -10,6 +10,7 @@ from epo_trl.methods.base import (
     MicroBatch,
     ModifiedAdvantages,
     Need,
+    Selection,
     StepSummary,
     TokenScores,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Need",
     "Comm",
     "ModifiedAdvantages",
+    "Selection",
     "StepSummary",
     "Tallied",
     "Tally",

@@ -184,6 +184,14 @@ class Group:
     usable: tuple[bool, ...]
 
 
+class Selection(StrEnum):
+    """What happens to a group of a collected batch."""
+
+    TRAIN = "train"
+    REPLACE = "replace"  # by another task's, in at most `max_resamples` rounds; then it is trained on
+    LEAVE_OUT = "leave out"  # of every term and every mean; it is not replaced
+
+
 @dataclass(frozen=True, slots=True)
 class Credit:
     """Advantages assigned to the tokens of a batch, and what the critic is trained on.
@@ -332,17 +340,13 @@ class Method:
         """Returns a reward for each turn that replaces the rollout's rewards, or `None` to keep those."""
         return None
 
-    def keep_group(self, group: Group) -> bool:
-        """Returns whether to train on a group. A rejected group is replaced by the episodes of another task."""
-        return True
-
-    def choose_groups(self, groups: Sequence[Group]) -> Sequence[bool]:
-        """Returns, for each group of the batch, whether to train on it. The others are left out, not replaced.
+    def select(self, groups: Sequence[Group]) -> Sequence[Selection]:
+        """Returns what happens to each group of the batch. Called again when groups have been replaced.
 
         Args:
-            groups: All groups of all ranks, after rejected ones have been replaced.
+            groups: All groups of all ranks.
         """
-        return [True] * len(groups)
+        return [Selection.TRAIN] * len(groups)
 
     def credit(self, batch: Batch) -> Credit:
         """Assigns advantages to the tokens of the batch."""

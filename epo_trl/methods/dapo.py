@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from epo_trl.bounds import NonNegative, OneOf, PositiveShare
-from epo_trl.methods.base import Group, Need, StepSummary
+from epo_trl.methods.base import Group, Need, Selection, StepSummary
 from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.types import Episode
 
@@ -62,8 +62,11 @@ class DAPO(Tallied):
             return None
         return [turn.reward - self.overlong_penalty * x for turn, x in zip(episode.turns, shares, strict=True)]
 
-    def keep_group(self, group: Group) -> bool:
-        """Returns whether the outcomes of the usable members differ."""
+    def select(self, groups: Sequence[Group]) -> list[Selection]:
+        """Replaces the groups whose usable members have equal outcomes."""
+        return [Selection.TRAIN if self._differs(group) else Selection.REPLACE for group in groups]
+
+    def _differs(self, group: Group) -> bool:
         outcomes = group.won if self.outcome == "won" else group.returns
         usable = [outcome for outcome, is_usable in zip(outcomes, group.usable, strict=True) if is_usable]
         return bool(usable) and max(usable) - min(usable) > 1e-6

@@ -93,7 +93,6 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
     methods = Methods(made, args.max_turns)
     _check_kinds(methods, args, critic)
     _check_nucleus(methods, args)
-    _check_loss(methods, args)
     for name, method in methods.items():
         method.check(args)
         try:
@@ -218,16 +217,6 @@ def _check_nucleus(methods: Methods, args: Any) -> None:
         raise InputError(
             f"sync_ref_model: expected False with {methods.readers_of_reference[0]!r}, got True: the reference policy "
             "stays fixed for the whole run"
-        )
-
-
-def _check_loss(methods: Methods, args: Any) -> None:
-    """Rejects the loss whose mean counts the micro-batches of the groups that a method leaves out."""
-    choosing = methods.overriding("choose_groups")
-    if choosing and args.loss_type == "bnpo":
-        raise InputError(
-            f"loss_type: expected a mean over the whole batch with {choosing[0]!r}, got 'bnpo', whose mean over "
-            "micro-batches also counts those of groups that are left out, as zeros. Set loss_type: dapo."
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from epo_trl.errors import InputError
-from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch, Need, StepSummary
+from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch, Need, Selection, StepSummary
 from epo_trl.methods.entropy_meter import EntropyMeter
 from epo_trl.types import LARGEST_REWARD, Episode
 
@@ -97,23 +97,9 @@ class Methods(dict[str, Method]):
             episode = replace(episode, turns=tuple(turns))
         return episode
 
-    def keep_group(self, group: Group) -> bool:
-        """Returns whether all methods accept a group for training."""
-        return all(method.keep_group(group) for method in self.values())
-
-    def choose_groups(self, groups: Sequence[Group]) -> list[bool]:
-        """Returns, for each group of the batch, whether all methods choose it.
-
-        Raises:
-            InputError: If a method does not return one choice per group.
-        """
-        chosen = [True] * len(groups)
-        for name, method in self.items():
-            choices = method.choose_groups(groups)
-            if len(choices) != len(groups):
-                raise InputError(f"{name}: expected {len(groups)} choices, one per group, got {len(choices)}")
-            chosen = [one and bool(other) for one, other in zip(chosen, choices, strict=True)]
-        return chosen
+    def select(self, groups: Sequence[Group]) -> list[set[Selection]]:
+        """Returns the selections of all methods for each group of the batch."""
+        return [set(each) for each in zip(*(method.select(groups) for method in self.values()), strict=True)]
 
     def credit(self, batch: Batch) -> Credit:
         """Returns the credit assigned by the first method."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import pvariance
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from epo_trl.bounds import Count, PositiveShare
-from epo_trl.methods.base import Group, Method, Need
+from epo_trl.errors import InputError
+from epo_trl.methods.base import Group, Method, Need, Selection
 
 _EQUAL = 1e-12  # variance of returns that differ by rounding alone
 
@@ -37,17 +38,25 @@ class VarianceFilter(Method):
             f"the groups with {self.share:g} of the reward variance ([RAGEN-2](https://arxiv.org/abs/2604.06268){most})"
         )
 
-    def choose_groups(self, groups: Sequence[Group]) -> list[bool]:
-        """Returns, for each group, whether it is among those with the largest variance."""
+    def check(self, args: Any) -> None:
+        """Rejects the loss whose mean counts the micro-batches of groups that are left out."""
+        if args.loss_type == "bnpo":
+            raise InputError(
+                "loss_type: expected a mean over the whole batch with 'variance-filter', got 'bnpo', whose mean over "
+                "micro-batches also counts those of groups that are left out, as zeros. Set loss_type: dapo."
+            )
+
+    def select(self, groups: Sequence[Group]) -> list[Selection]:
+        """Leaves out all groups but those with the largest variance."""
         variances = [_variance(group) for group in groups]
         wanted = self.share * (1 - 1e-9) * sum(variances)
-        chosen, covered = [False] * len(groups), 0.0
+        selected, covered = [Selection.LEAVE_OUT] * len(groups), 0.0
         for i in sorted(range(len(groups)), key=lambda i: -variances[i])[: self.most]:
             if covered >= wanted or variances[i] <= _EQUAL:
                 break
-            chosen[i] = True
+            selected[i] = Selection.TRAIN
             covered += variances[i]
-        return chosen
+        return selected
 
 
 def _variance(group: Group) -> float:

@@ -83,7 +83,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 def check_reward_funcs(methods: Methods) -> None:
     """Raises `InputError` if a method reads rewards that TRL's reward functions would not change."""
-    if methods.overriding("keep_group") or methods.overriding("choose_groups"):
+    if methods.overriding("select"):
         raise InputError("reward_funcs: expected none with a method that selects groups by the episodes' own rewards")
     readers = [name for name, method in methods.items() if Need.TURN_REWARDS in method.needs]
     if readers := list(dict.fromkeys([*readers, *methods.overriding("turn_rewards")])):

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from epo_trl.envs.base import Faults, TaskSuite, TextEnv
 from epo_trl.envs.border import close_all
 from epo_trl.errors import spelled
-from epo_trl.methods import Comm, Group, Methods
+from epo_trl.methods import Comm, Group, Methods, Selection
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
 from epo_trl.runs.guards import first_errors
 from epo_trl.trainers.config import EPOConfig
@@ -100,9 +100,9 @@ class Collected:
 class Collector:
     """Collects the batches of a run and their metrics.
 
-    A group that a method rejects is discarded, and another task is played instead, in at most `max_resamples` rounds.
-    The replacement tasks depend only on the run's seed and the RL step, so a resumed run draws the same ones. Then the
-    methods choose among all groups; the episodes of the others are marked as `left_out`.
+    A group that a method replaces is discarded, and another task is played instead, in at most `max_resamples` rounds.
+    The replacement tasks depend only on the run's seed and the RL step, so a resumed run draws the same ones. The
+    episodes of groups that a method leaves out are marked as `left_out`.
 
     Args:
         suite: Suite of the tasks.
@@ -154,11 +154,9 @@ class Collector:
         rewarded = [self.methods.with_rewards(episode) for episode in played.episodes]
         batch = Collected(list(tasks), rewarded, played.episodes)
         selection: dict[str, float] = {}
-        if self.methods.overriding("keep_group"):
+        if self.methods.overriding("select"):
             draw = random.Random(f"{self.args.seed}/{rl_step}")
-            selection |= self._replace(batch, lambda tasks: self.play(tasks, play, played), draw)
-        if self.methods.overriding("choose_groups"):
-            selection |= self._leave_out(batch)
+            selection = self._select(batch, lambda tasks: self.play(tasks, play, played), draw)
         metrics = rollout_metrics(batch.played, played.times, played.faults, self.end_ids, self.ranks, self.args.device)
         metrics |= group_metrics(batch.episodes, self.group_size, self.ranks) | selection
         if self._aborts.add(metrics["env/aborted"] > 0):
@@ -172,14 +170,14 @@ class Collector:
                 warnings.warn(spelled(message), stacklevel=2)
         return batch, metrics
 
-    def _replace(
+    def _select(
         self, batch: Collected, play: Callable[[Sequence[str]], list[Episode]], draw: random.Random
     ) -> dict[str, float]:
-        """Replaces the groups that a method rejects; returns the numbers of groups, discarded and rejected at last."""
+        """Replaces groups, then marks the episodes of those that are left out; returns the numbers of groups."""
         first, size, discarded = self.ranks.index * len(batch.tasks), self.group_size, 0
         for left in reversed(range(self.args.max_resamples + 1)):
-            groups = self._groups(batch.episodes)
-            refused = [number for number, group in enumerate(groups) if not self.methods.keep_group(group)]
+            selected = self.methods.select(self._groups(batch.episodes))
+            refused = [number for number, selections in enumerate(selected) if Selection.REPLACE in selections]
             if not refused or not left:
                 break
             discarded += len(refused)
@@ -188,16 +186,15 @@ class Collector:
             episodes = play([new_tasks[(first + i) // size] for i in places])
             for i, episode in zip(places, episodes, strict=True):
                 batch.tasks[i], batch.episodes[i] = episode.task_id, self.methods.with_rewards(episode)
-        return {"rollout/resampled_groups": discarded, "rollout/unwanted_groups": len(refused)}
-
-    def _leave_out(self, batch: Collected) -> dict[str, float]:
-        """Marks the episodes of the groups that the methods do not choose; returns the number of these groups."""
-        first, size = self.ranks.index * len(batch.tasks), self.group_size
-        chosen = self.methods.choose_groups(self._groups(batch.episodes))
+        left_out = [Selection.LEAVE_OUT in selections for selections in selected]
         batch.episodes = [
-            replace(episode, left_out=not chosen[(first + i) // size]) for i, episode in enumerate(batch.episodes)
+            replace(episode, left_out=left_out[(first + i) // size]) for i, episode in enumerate(batch.episodes)
         ]
-        return {"rollout/left_out_groups": chosen.count(False)}
+        return {
+            "rollout/resampled_groups": discarded,
+            "rollout/unwanted_groups": len(refused),
+            "rollout/left_out_groups": sum(left_out),
+        }
 
     def _groups(self, episodes: Sequence[Episode]) -> list[Group]:
         """Returns the groups of all ranks, in order. Collective."""
