@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from epo_trl.methods import Method, ModifiedAdvantages, Need, Selection
+from epo_trl.methods import Method, ModifiedAdvantages, Need, Selection, Tally
 from epo_trl.methods.ref_nucleus import ReferenceNucleus
 from epo_trl.methods.siren import SIREN
 
@@ -95,30 +95,23 @@ class Counter(Method):
     """Counts RL steps, and in the batch in use the tokens that were measured."""
 
     def __post_init__(self):
-        self.steps, self.tokens, self.finished = 0, torch.zeros(1), []
+        self.steps, self.tally = 0, Tally("tokens")
 
     def modify_advantages(self, advantages, batch):
         return ModifiedAdvantages(advantages, metrics={"counter/collected": float(batch.rl_step)})
 
     def observe(self, micro):
-        self.tokens = self.tokens + micro.mask.sum()
+        self.tally.add(tokens=micro.mask.sum())
 
     def end_rl_step(self, step):
         self.steps += 1
-        tokens, self.tokens = float(step.ranks.sum(self.tokens)), torch.zeros(1)
-        return {"counter/tokens": tokens, "counter/steps": float(self.steps)}
+        return {"counter/tokens": self.tally.take(step.ranks)["tokens"], "counter/steps": float(self.steps)}
 
     def state_dict(self):
         return {"steps": self.steps}
 
     def load_state_dict(self, state):
         self.steps = state["steps"]
-
-    def batch_state(self):
-        return {"tokens": self.tokens}
-
-    def load_batch_state(self, state):
-        self.tokens = state["tokens"]
 
 
 @dataclass

@@ -43,7 +43,7 @@ from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.demonstrations import ACTION
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.trainers.critic.file import critic_prefix, save_critic
-from epo_trl.trainers.long_run_trainer import LEARNED
+from epo_trl.trainers.long_run_trainer import METHODS
 from epo_trl.types import Episode, StopReason
 
 ROOMS, TURNS, REWARD = 4, 8, 10.0
@@ -482,7 +482,7 @@ def test_the_saved_critics_of_archer_judge_recorded_turns_as_the_run_would(tmp_p
         found, expected = (getattr(one, part)[one.turn_mask] for one in (features, played))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     given = {"seed": trainer.args.seed, "warmup_rl_steps": 9, **kwargs["archer"]}
-    method = load_archer(tmp_path / "run" / "checkpoint-2" / LEARNED, given)
+    method = load_archer(tmp_path / "run" / "checkpoint-2" / METHODS, given)
     critics = trainer.methods["archer"].critics
     batch = build_batch([*episodes, NO_TURNS], 1, "none", features=features)
     with torch.no_grad():
@@ -643,7 +643,7 @@ def test_archers_critics_are_a_row_of_the_audit(run):
     critics = TwinCritics(CriticSettings(gamma=1.0, learning_rate=0.1, hidden_size=8, critic_epochs=1), some)
     critics.add(some)
     critics.learn(0)
-    torch.save({"archer": critics.state_dict()}, checkpoint / LEARNED)
+    torch.save({"archer": critics.state_dict()}, checkpoint / METHODS)
     # YAML reads 3e-4 as text, which training takes for a number.
     settings = ("--credit", "archer", "--method_kwargs", '{"archer": {"hidden_size": 8, "learning_rate": "3e-4"}}')
     run.audit("--model_name_or_path", str(run.folder), *settings, policy=checkpoint)

@@ -121,17 +121,6 @@ def test_an_episode_without_scores_keeps_its_rewards_and_a_step_without_any_stop
         one.end_rl_step(StepSummary(0.0, {}))
 
 
-def test_a_resume_inside_an_rl_step_counts_its_scores_once(tmp_path, serve):
-    endpoint = serve(["[1, 0.5]", "nothing", "[0]"])
-    saved, resumed = (judge(tmp_path, url=endpoint.url, retries=0) for _ in range(2))
-    saved.turn_rewards(episode("look", "wait"))
-    state = {name: value.clone() for name, value in saved.batch_state().items()}
-    resumed.turn_rewards(episode("sing"))
-    resumed.load_batch_state(state)
-    resumed.turn_rewards(episode("listen"))
-    assert resumed.end_rl_step(StepSummary(0.0, {})) == {"judge/score": 0.5, "judge/failed": 0.0}
-
-
 def test_a_refused_request_ends_the_run_at_once(tmp_path, serve):
     endpoint = serve([401])
     with pytest.raises(ValueError, match="refused the request: 401"):

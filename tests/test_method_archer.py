@@ -257,7 +257,7 @@ def test_during_the_warm_up_the_critics_learn_alone(monkeypatch):
 def test_a_batch_without_a_turn_teaches_nothing():
     method = ArCHer()
     assert not method.credit(batch_of(EPISODES[2:3])).advantages.any()
-    assert method.critics is None and method.learned_state() == {}
+    assert method.critics is None and method.state_dict() == {}
     assert method.end_rl_step(StepSummary(1.0, {}))["archer/replay_turns"] == 0.0
     method.credit(batch_of())
     before = method.end_rl_step(StepSummary(1.0, {}))["archer/q_loss"]

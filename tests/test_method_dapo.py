@@ -41,7 +41,7 @@ def test_overlong_shaping_by_hand():
     assert rewards == pytest.approx([1.0, 1.0 - 2 * 0.4, 1.0 - 2])
     assert method.turn_rewards(episode(20, stop=StopReason.ABORTED)) == [-2.0]
     other = DAPO(20)
-    other.load_batch_state(method.batch_state())
+    other.tally = method.tally
     two = Comm(sum=lambda counts: counts + torch.tensor([1.0, 2.0]), count=2)
     assert other.end_rl_step(StepSummary(math.nan, {}, two)) == {"dapo/overlong": 3 / 5}
     assert other.end_rl_step(StepSummary(math.nan, {})) == {"dapo/overlong": 0.0}

@@ -111,10 +111,8 @@ def test_tags_are_compared_over_all_ranks_and_counted_over_them():
     method = RLVMR()
     here = method.credit(batch_of_turns([ONE], [0] * 1, [0.8], Comm(gather=lambda seen: seen + there, count=2)))
     torch.testing.assert_close(here.advantages, whole[:1])
-    resumed = RLVMR()
-    resumed.load_batch_state(method.batch_state())
     two = Comm(sum=lambda counts: counts + torch.tensor([2.0, 0, 1, 1, 0, 0]), count=2)
-    metrics = resumed.end_rl_step(StepSummary(math.nan, {}, two))
+    metrics = method.end_rl_step(StepSummary(math.nan, {}, two))
     shares = {"planning": 0.5, "explore": 0.5, "reflection": 0.0, "monitor": 0.0, "reward": 0.5}
     assert metrics == {f"rlvmr/{name}": share for name, share in shares.items()}
 

@@ -24,8 +24,7 @@ from trainer_kit import (
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
-from epo_trl.methods import Comm, Method, Methods, build_methods
-from epo_trl.methods.tally import Tally
+from epo_trl.methods import Comm, Method, Methods, Tally, build_methods
 from epo_trl.scoring import row_scorer
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.trainers.collection import Collector
@@ -419,11 +418,11 @@ def test_a_method_does_nothing_by_itself():
     x = torch.ones(1, 2)
     assert Method().modify_advantages(x, None).advantages is x and Method().ratio(x, x, None, None) is x
     assert Method().turn_rewards(None) is None and Method().select([]) == [] and Method().loss(None) is None
-    assert Method().end_rl_step(None) == Method().state_dict() == Method().batch_state() == {}
+    assert Method().end_rl_step(None) == Method().state_dict() == {}
     assert Method().model_card_text() == "Method"
 
 
 def test_a_tally_of_numbers_and_tensors_is_kept_on_the_tensors_device():
     tally = Tally("turns", "reward")
     tally.add(turns=2, reward=torch.ones((), device="meta"))
-    assert tally.state_dict()["sums"].device.type == "meta"
+    assert tally.sums.device.type == "meta"

@@ -36,17 +36,6 @@ def test_a_turn_pays_for_what_it_has_tried_in_the_same_place(no_repeats):
     assert method.end_rl_step(twice) == {"no_repeats/share": 0.0}
 
 
-def test_a_resume_inside_an_rl_step_counts_its_turns_once(no_repeats):
-    """The resumed method has counted turns of an interrupted run, which are played again."""
-    saved, resumed = no_repeats(), no_repeats()
-    saved.turn_rewards(episode(("hall", "look"), ("hall", "look")))
-    state = {name: value.clone() for name, value in saved.batch_state().items()}
-    resumed.turn_rewards(episode(*[("hall", "wait")] * 5))
-    resumed.load_batch_state(state)
-    resumed.turn_rewards(episode(("hall", "look"), ("garden", "look")))
-    assert resumed.end_rl_step(StepSummary(0.0, {})) == {"no_repeats/share": 1 / 4}
-
-
 @pytest.mark.slow
 def test_the_recipe_runs_with_it(tmp_path):
     command = [

@@ -12,11 +12,11 @@ from epo_trl.methods.base import (
     Need,
     Selection,
     StepSummary,
+    Tally,
     TokenScores,
 )
 from epo_trl.methods.registry import METHODS, as_names, build_methods
 from epo_trl.methods.stack import Methods
-from epo_trl.methods.tally import Tallied, Tally
 
 __all__ = [
     "METHODS",
@@ -32,7 +32,6 @@ __all__ = [
     "ModifiedAdvantages",
     "Selection",
     "StepSummary",
-    "Tallied",
     "Tally",
     "TokenScores",
     "as_names",

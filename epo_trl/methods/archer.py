@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from epo_trl.bounds import CountOrZero
-from epo_trl.methods.base import Batch, Credit, Need, StepSummary
-from epo_trl.methods.tally import Tallied, Tally
+from epo_trl.methods.base import Batch, Credit, Method, Need, StepSummary, Tally
 from epo_trl.methods.token_statistics import on_tokens
 from epo_trl.methods.twin_critics import CriticSettings, Transitions, TwinCritics
 from epo_trl.types import StopReason
@@ -21,7 +20,7 @@ ENDED = (StopReason.WON, StopReason.LOST)
 
 
 @dataclass
-class ArCHer(Tallied, CriticSettings):
+class ArCHer(CriticSettings, Method):
     """`A = min(Q_1, Q_2) - min(V_1, V_2)`, equal for all tokens of a turn.
 
     It differs from the source in three ways. The critics read the reference policy's hidden states of a turn instead of
@@ -97,11 +96,11 @@ class ArCHer(Tallied, CriticSettings):
             "archer/replay_turns": float(len(self.critics.replay)) if self.critics else 0.0,
         }
 
-    def learned_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns the critics and the replay buffer."""
         return self.critics.state_dict() if self.critics else {}
 
-    def load_learned_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the critics and the replay buffer."""
         self.critics = TwinCritics.from_state(self, state)
 

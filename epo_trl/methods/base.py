@@ -299,6 +299,30 @@ class StepSummary:
     total_rl_steps: int = 1
 
 
+class Tally:
+    """Named sums of an RL step, over all its micro-batches and ranks. A checkpoint holds that of a method's `tally`.
+
+    Args:
+        *names: Names of the sums.
+    """
+
+    def __init__(self, *names: str):
+        self._names = names
+        self.sums = torch.zeros(len(names), dtype=torch.float64)
+
+    def add(self, **values: float | Tensor) -> None:
+        """Adds a number or a one-element tensor to each of the sums, on the device of the first tensor."""
+        device = next((value.device for value in values.values() if isinstance(value, Tensor)), None)
+        added = torch.stack([torch.as_tensor(values[name], dtype=torch.float64, device=device) for name in self._names])
+        self.sums = self.sums.to(added.device) + added.detach()
+
+    def take(self, ranks: Comm) -> dict[str, float]:
+        """Returns the sums over all ranks by name, and resets them. Collective."""
+        sums = ranks.sum(self.sums).tolist()
+        self.sums = torch.zeros_like(self.sums)
+        return dict(zip(self._names, sums, strict=True))
+
+
 class Method:
     """Base class of training methods. A subclass is a dataclass whose fields are its settings.
 
@@ -312,6 +336,7 @@ class Method:
         cut: Probability above which a token belongs to the reference nucleus, with `Need.NUCLEUS`. All methods of a run
             share one value.
         top_p: Total probability of the policy's own nucleus, with `Need.TOP_P`. All methods of a run share one value.
+        tally: Sums of the RL step, for `end_rl_step`; set in `__post_init__`.
         token_weight: Above 0, with `Need.VALUES`, if tokens but the first of a turn have values of a second head.
     """
 
@@ -320,6 +345,7 @@ class Method:
     card: ClassVar[str] = ""
     cut: float
     top_p: float
+    tally: Tally = Tally()
     token_weight: float = 0.0
 
     def __post_init__(self) -> None:
@@ -382,22 +408,11 @@ class Method:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that a resumed run needs, equal on all ranks, as plain JSON types."""
+        """Returns the state that a resumed run needs, equal on all ranks: tensors and plain types in dicts and lists.
+
+        It excludes the settings and the tally, which a checkpoint within an RL step holds for each rank.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state returned by `state_dict`."""
-
-    def learned_state(self) -> dict[str, Any]:
-        """Returns further state that a resumed run needs, equal on all ranks: tensors in dicts and lists."""
-        return {}
-
-    def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Restores the state returned by `learned_state`."""
-
-    def batch_state(self) -> dict[str, Tensor]:
-        """Returns the state of this rank that is needed to resume within an RL step."""
-        return {}
-
-    def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restores the state returned by `batch_state`."""

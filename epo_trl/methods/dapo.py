@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from epo_trl.bounds import NonNegative, OneOf, PositiveShare
-from epo_trl.methods.base import Group, Need, Selection, StepSummary
-from epo_trl.methods.tally import Tallied, Tally
+from epo_trl.methods.base import Group, Method, Need, Selection, StepSummary, Tally
 from epo_trl.types import Episode
 
 # The rest of DAPO is configured by TRL's fields: Clip-Higher, a token-level loss, no KL term.
@@ -17,7 +16,7 @@ FIELDS = {"epsilon": 0.2, "epsilon_high": 0.28, "loss_type": "dapo", "beta": 0.0
 
 
 @dataclass
-class DAPO(Tallied):
+class DAPO(Method):
     """Dynamic sampling and overlong reward shaping. `FIELDS` holds the rest of DAPO.
 
     Dynamic sampling rejects groups whose members all have the same outcome. Overlong shaping subtracts

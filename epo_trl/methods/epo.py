@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from epo_trl.errors import InputError
-from epo_trl.methods.base import MicroBatch, StepSummary
-from epo_trl.methods.tally import Tallied, Tally
+from epo_trl.methods.base import Method, MicroBatch, StepSummary, Tally
 from epo_trl.objectives import EntropyHistory, band_shares, beta_schedule, smoothing
 
 
 @dataclass
-class EPO(Tallied):
+class EPO(Method):
     """Adds `-lambda * (L_H - beta_k * L_smooth)` to the policy loss (Eq. 4 to 7, Algorithm 1).
 
     The settings are the fields of `EPOConfig` with the same names. With `epo_lambda` 0 the terms are logged only.

@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 
 from epo_trl.bounds import Finite, NonNegative
 from epo_trl.errors import InputError
-from epo_trl.methods.base import StepSummary
+from epo_trl.methods.base import StepSummary, Tally
 from epo_trl.methods.grpo import GRPO
-from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.types import Episode
 
 
 @dataclass
-class Gated(Tallied, GRPO):
+class Gated(GRPO):
     """`R = R_out + 1[R_out > threshold] * weight * sum of R_step`, with GRPO's advantage of R.
 
     `R_out` is the rollout's reward: `success_reward` for a solved task minus the invalid-action penalties. `R_step` is

@@ -8,13 +8,12 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from epo_trl.bounds import NonNegative, Range
-from epo_trl.methods.base import Batch, MicroBatch, ModifiedAdvantages, Need, StepSummary
-from epo_trl.methods.tally import Tallied, Tally
+from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need, StepSummary, Tally
 from epo_trl.objectives import check_schedule, scheduled_weight
 
 
 @dataclass
-class ReferenceNucleus(Tallied):
+class ReferenceNucleus(Method):
     """Adds `-weight * L_N`: EPO's mean (Eq. 4) of each token's nucleus entropy N instead of its entropy H.
 
     Let S be the tokens with a probability above `cut` under the frozen reference policy, and `q(v) = pi(v) / pi(S)`.

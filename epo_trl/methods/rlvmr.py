@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 from epo_trl.bounds import NonNegative, Share
 from epo_trl.errors import InputError
 from epo_trl.methods.anchors import compare_by_key, sample_deviation
-from epo_trl.methods.base import Batch, Credit, Need, StepSummary
+from epo_trl.methods.base import Batch, Credit, Need, StepSummary, Tally
 from epo_trl.methods.grpo import GRPO
-from epo_trl.methods.tally import Tallied, Tally
 from epo_trl.methods.token_statistics import rows_on_tokens
 from epo_trl.types import Episode
 
@@ -21,7 +20,7 @@ _OPENING = re.compile(f"<({'|'.join(TAGS)})>")
 
 
 @dataclass
-class RLVMR(Tallied, GRPO):
+class RLVMR(GRPO):
     """`A = alpha * A_traj + (1 - alpha) * A_tag`, equal for all tokens of a turn.
 
     `A_traj` is GRPO's advantage. `A_tag` is a turn's reward for its kind of reasoning, minus the mean over all turns

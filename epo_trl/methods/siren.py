@@ -95,17 +95,10 @@ class SIREN(Method):
         return self.weight * (weights * tangent).sum()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the anchor."""
-        return {"anchor": self._anchor}
+        """Returns the anchor, and Hbar of the batch at collection."""
+        return {"anchor": self._anchor, "entropy": self._entropy}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the anchor, unless the settings specify one."""
+        """Restores Hbar, and the anchor unless the settings specify one."""
+        self._entropy = state["entropy"]
         self._anchor = state["anchor"] if self.anchor is None else self.anchor
-
-    def batch_state(self) -> dict[str, Tensor]:
-        """Returns Hbar of the batch at collection."""
-        return {"entropy": torch.tensor(self._entropy, dtype=torch.float64)}
-
-    def load_batch_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restores Hbar of the batch."""
-        self._entropy = state["entropy"].item()

@@ -163,32 +163,22 @@ class Methods(dict[str, Method]):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that methods keep between RL steps."""
-        return {name: method.state_dict() for name, method in self.items()}
+        """Returns the state of the methods that have some, equal on all ranks."""
+        return {name: state for name, method in self.items() if (state := method.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores the state. Methods missing from it start fresh: the configuration has changed."""
         for name in state.keys() & self.keys():
             self[name].load_state_dict(state[name])
 
-    def learned_state(self) -> dict[str, Any]:
-        """Returns the tensors that methods keep between RL steps, `{}` if there are none."""
-        states = {name: method.learned_state() for name, method in self.items()}
-        return {name: state for name, state in states.items() if state}
-
-    def load_learned_state(self, state: Mapping[str, Any]) -> None:
-        """Restores the tensors, as `load_state_dict` does."""
-        for name in state.keys() & self.keys():
-            self[name].load_learned_state(state[name])
-
     def batch_state(self) -> dict[str, Any]:
         """Returns the state of this rank that is needed to resume within an RL step."""
-        own = {name: method.batch_state() for name, method in self.items()}
-        return {"meter": self.meter.state_dict(), "shape_metrics": self._batch_metrics, "methods": own}
+        sums = {name: method.tally.sums for name, method in self.items()}
+        return {"meter": self.meter.state_dict(), "batch_metrics": self._batch_metrics, "sums": sums}
 
     def load_batch_state(self, state: Mapping[str, Any]) -> None:
         """Restores the state returned by `batch_state`."""
         self.meter.load_state_dict(state["meter"])
-        self._batch_metrics = state["shape_metrics"]
-        for name in state["methods"].keys() & self.keys():
-            self[name].load_batch_state(state["methods"][name])
+        self._batch_metrics = state["batch_metrics"]
+        for name, method in self.items():
+            method.tally.sums = state["sums"][name].cpu()

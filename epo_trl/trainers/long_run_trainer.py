@@ -38,7 +38,7 @@ from epo_trl.trainers.setup import RolloutRules, keeping_reference
 from epo_trl.watch.source import FOLDER as EPISODES
 
 # Files of a checkpoint, equal on all ranks.
-LEARNED, REFERENCE = "learned_by_methods.pt", "reference_weights.pt"
+METHODS, REFERENCE = "methods.pt", "reference_weights.pt"
 # Fields that decide which forward-backward passes make an RL step.
 PASSES = ("gradient_accumulation_steps", "steps_per_generation", "num_iterations")
 
@@ -127,7 +127,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
 
     def _run_state(self) -> dict[str, Any]:
         own = {"micro_step": self._step, "rl_step": self.rl_step, "skipped_updates": self._guard.skipped}
-        parts = {"methods": self.methods.state_dict(), "health": self.health.state_dict()}
+        parts = {"health": self.health.state_dict()}
         pending = {name: [float(value) for value in values] for name, values in self._metrics["train"].items()}
         return {**super()._run_state(), **own, **parts, "pending_metrics": pending, "best_by": self._best_by()}
 
@@ -136,7 +136,6 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         self._guard.skipped = state["skipped_updates"]
         self.rl_step = state["rl_step"]
         self._step = self._passes_before(state["micro_step"], state["settings"])
-        self.methods.load_state_dict(state["methods"])
         self.health.load_state_dict(state["health"])
         self._metrics["train"].update(state["pending_metrics"])
         self._check_best(state["best_by"])
@@ -223,8 +222,8 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
     def _save_rank_state(self, folder: str) -> None:
         if self.micro_steps_done:
             torch.save(self._batch_state(), self._batch_path(folder))
-        if self.args.should_save and (learned := self.methods.learned_state()):
-            torch.save(learned, os.path.join(folder, LEARNED))
+        if self.args.should_save:
+            torch.save(self.methods.state_dict(), os.path.join(folder, METHODS))
         if self.args.should_save and self.args.sync_ref_model:
             torch.save(self.accelerator.unwrap_model(self.ref_model).state_dict(), os.path.join(folder, REFERENCE))
 
@@ -242,7 +241,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        self.methods.load_learned_state(self._load_tensors(os.path.join(checkpoint, LEARNED)) or {})
+        self.methods.load_state_dict(self._load_tensors(os.path.join(checkpoint, METHODS)) or {})
         if self.args.sync_ref_model and (weights := self._load_tensors(os.path.join(checkpoint, REFERENCE))):
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(weights)
         if self.micro_steps_done:
@@ -252,7 +251,7 @@ class LongRunTrainer(LongRun, OwnModelCard, GRPOTrainer):
         state = self._load_tensors(self._batch_path(checkpoint))
         fits = (
             state is not None
-            and state["methods"]["methods"].keys() == self.methods.keys()
+            and state["methods"]["sums"].keys() == self.methods.keys()
             and holds_what_the_loss_reads(self, state["inputs"])
             and state["temperature"] == self.args.temperature  # that of its log-probabilities
             and state.get("context", self.args.context) == self.args.context  # a row's turns are scored by it

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 from epo_trl.bounds import CountOrZero, NonNegative, Positive
 from epo_trl.envs.registry import named_object
 from epo_trl.errors import InputError
-from epo_trl.methods import Need, StepSummary, Tallied, Tally
+from epo_trl.methods import Method, Need, StepSummary, Tally
 from epo_trl.runs.state_file import read_state, write_state
 from epo_trl.types import Episode
 
@@ -51,7 +51,7 @@ class RefusedEpisodeError(NoScoresError):
 
 
 @dataclass
-class Judge(Tallied):
+class Judge(Method):
     """Adds `weight * score` to the reward of each turn, with scores from 0 to 1.
 
     An episode whose scores cannot be obtained keeps its rewards. If that is so for all episodes of an RL step, the run

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epo_trl.bounds import NonNegative
-from epo_trl.methods import StepSummary, Tallied, Tally
+from epo_trl.methods import Method, StepSummary, Tally
 from epo_trl.types import Episode
 
 
 @dataclass
-class NoRepeats(Tallied):
+class NoRepeats(Method):
     """Subtracts `penalty` from the reward of a turn that repeats an action after the same observation."""
 
     penalty: NonNegative = 0.5

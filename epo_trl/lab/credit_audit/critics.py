@@ -134,7 +134,7 @@ def load_archer(path: Path, settings: dict[str, Any]) -> SavedArCHer:
     """Returns ArCHer's credit with the critics of a checkpoint.
 
     Args:
-        path: What the methods of a run have learned.
+        path: State of the methods of a run, in a checkpoint.
         settings: Settings of the method in the run.
 
     Raises:
@@ -144,7 +144,7 @@ def load_archer(path: Path, settings: dict[str, Any]) -> SavedArCHer:
     if "archer" not in learned:
         raise InputError(f"RUN: expected the critics of archer in {path}, got {sorted(learned)}")
     method = SavedArCHer(**{**settings, "warmup_rl_steps": 0})
-    method.load_learned_state(learned["archer"])
+    method.load_state_dict(learned["archer"])
     return method
 
 

@@ -37,7 +37,7 @@ from epo_trl.runs.checkpoint_files import what_model
 from epo_trl.runs.run_lock import folder_lock
 from epo_trl.runs.state_file import read_state, write_atomically, write_state
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
-from epo_trl.trainers.long_run_trainer import LEARNED
+from epo_trl.trainers.long_run_trainer import METHODS
 from epo_trl.trainers.setup import build_rules
 
 SETTINGS = "settings.json"
@@ -119,7 +119,7 @@ class Audit:
             gae = {"gamma": args.gamma, "gae_lambda": args.gae_lambda}
             self._values = SavedCritic(audit.audited_run, model, self._tokenizer, args, self.rules.context)
             heads = methods.get("vetta", {}) if self._values.has_two_heads else None
-        learned = Path(audit.audited_run) / LEARNED
+        learned = Path(audit.audited_run) / METHODS
         if args.credit == "archer" and learned.is_file():
             archer = load_archer(learned, {"seed": args.seed, **methods["archer"]})
             self._features = ReferenceFeatures(load(model_args)[0], self.rules.context)
