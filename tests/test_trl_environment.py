@@ -181,14 +181,13 @@ def test_an_environment_of_trl_trains_in_our_rollout(context, form, tmp_path):
 
 
 def test_an_action_is_passed_on_as_in_our_own_rollout():
-    suite = ToySuite()
-    world = as_environment_factory(suite)()
-    world.reset("train/0")
-    sent = []
-    world._env.step = lambda action: sent.append(action) or ("", 0.0, False, False, world.info)
+    suite, sent = ToySuite(), []
     program = "for i in x:\n    print(i)"
     for suite.verbatim, expected in ((False, "for i in x: print(i)"), (True, program)):
-        other = as_environment_factory(suite)()
-        other._env, other.info = world._env, world.info
-        other.act(f" {program} ")
+        world = as_environment_factory(suite)()
+        world.reset("train/0")
+        unlisted = {**world.info, "admissible_actions": None, "accepted": True}
+        world._episode.info = unlisted
+        world._env.step = lambda action, info=unlisted: sent.append(action) or ("", 0.0, False, False, info)
+        world.act(f" {program} ")
         assert sent.pop() == expected

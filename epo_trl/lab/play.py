@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import ModelConfig
@@ -16,24 +19,23 @@ from epo_trl.cli.command_line import CommandLine
 from epo_trl.cli.evaluation import load_player
 from epo_trl.cli.evaluation_arguments import EvaluationArguments, load_protocol
 from epo_trl.cli.options import parse_options
-from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.base import EnvError, Info, TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
-from epo_trl.lab.screen import Screen, turns
-from epo_trl.models.load import end_ids_of, tokenizer_of
+from epo_trl.evaluation.samples import plain
+from epo_trl.models.load import tokenizer_of
 from epo_trl.models.names import check_model_name, tiny_size
-from epo_trl.rollout import ContextBuilder, Engine, InStep, PromptTemplate, Response
-from epo_trl.rollout.demonstrations import ANSWER
+from epo_trl.rollout import ContextBuilder, Engine, InStep
 from epo_trl.rollout.running_episode import RunningEpisode
-from epo_trl.rollout.spec import action_format
 from epo_trl.types import Episode, StopReason
 
 HUMAN, EXPERT = "human", "expert"
 # For an environment without a default protocol.
 PLAIN = Protocol(name="play", max_turns=50, history_length=2, temperature=1.0)
-UNUSED = PromptTemplate("", first="", next="", history="", followup="")  # for a player that reads no prompts
-END = "<|end|>"
+HELP = "Type an action, or: /actions lists the admissible actions, /3 chooses the third, /quit, /help"
+# These words show the help and cost no turn. If an environment has one of them as an action, /N chooses it.
+ASKING = {"help", "?", "h", "quit", "exit", "actions"}
 
 
 @dataclass
@@ -46,8 +48,8 @@ class PlayArguments(EvaluationArguments):
     index: int = option(0, "Index of the task in the list, from 0.")
     show_prompt: bool = option(
         False,
-        "Show the prompt of a model before each turn: with model_name_or_path in the format of that model, else the "
-        "message without a chat template.",
+        "Show what each turn adds to the prompt of a model: with model_name_or_path in the format of that model, else "
+        "without a chat template.",
     )
 
     @property
@@ -64,6 +66,65 @@ def main(line: CommandLine) -> None:
     play(suite, args, model_args, Screen())
 
 
+@dataclass
+class Screen:
+    """A terminal. Texts of environments and models are escaped: they are data."""
+
+    console: Console = field(default_factory=lambda: Console(highlight=False))
+
+    def say(self, text: str, style: str = "") -> None:
+        """Writes a text."""
+        self.console.print(plain(text, style), soft_wrap=True)
+
+    def ask_action(self, turn: int, actions: Sequence[str] | None) -> str:
+        """Asks a person for an action, with help before the first turn.
+
+        Raises:
+            EOFError: If the person quits or the input ends.
+        """
+        if turn == 1:
+            self.say(HELP, "dim")
+        while True:
+            typed = self.console.input(Text(f"{turn}> ", style="bold cyan")).strip()
+            if not sys.stdin.isatty():  # the terminal does not echo a file or a pipe
+                self.say(typed)
+            if typed == "/quit":
+                raise EOFError
+            if typed == "/actions":
+                for number, action in enumerate(actions or ["(this environment does not list its actions)"], start=1):
+                    self.say(f"{number:4}  {action}")
+            elif action := chosen_action(typed, actions):
+                return action
+            else:
+                self.say(HELP, "dim")
+
+    def show_turn(self, episode: RunningEpisode, before: Info, *, typed: bool) -> None:
+        """Writes the last turn: the response, if no person has typed it, and the environment's answer to it."""
+        turn, number = episode.turns[-1], len(episode.turns)
+        if turn.thought and not typed:
+            self.say(f"thought: {turn.thought}", "italic")
+        if not typed:
+            self.say(f"{number}> {turn.action if turn.is_valid else turn.response}", "bold cyan")
+        if not turn.is_valid:
+            self.say(f"invalid: {turn.error}", "red")
+        self.say(episode.observation)
+        changes = [f"reward {turn.env_reward:g}"] if turn.env_reward else []
+        if "score" in episode.info and episode.info["score"] != before.get("score", 0):
+            changes.append(f"score {episode.info['score']:g}")
+        if changes:
+            self.say(", ".join(changes), "yellow")
+
+
+def chosen_action(typed: str, actions: Sequence[str] | None) -> str:
+    """Returns the action that a person typed or chose by its number; `""` if the input is not an action."""
+    if typed.lower() in ASKING:
+        return ""
+    if not typed.startswith("/"):
+        return typed
+    number = int(typed[1:]) if typed[1:].isdecimal() else 0
+    return actions[number - 1] if actions and 0 < number <= len(actions) else ""
+
+
 def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen: Screen) -> Episode | None:
     """Plays an episode and returns it, or `None` if the person quits.
 
@@ -73,73 +134,71 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
     protocol, task_id = play_protocol(args, suite), find_task(args, suite)
     context, engine = open_player(suite, args, model_args, protocol)
     with contextlib.closing(suite.make_env()) as env:
-        if args.is_model or args.show_prompt:
+        if context:
             check_first_task(env, task_id, args.seed, context, protocol)
         rules = protocol_settings(protocol, require_think=args.require_think)
-        running = RunningEpisode(task_id, args.seed, env, rules)
+        episode = RunningEpisode(task_id, args.seed, env, rules)
         try:
-            play_turns(running, suite, args, context, engine, screen)
+            play_turns(episode, suite, args, context, engine, screen)
         except (EOFError, KeyboardInterrupt):
-            screen.say(f"stopped after {turns(len(running.turns))}; reward {total_reward(running):g}", "bold")
+            screen.say(f"\nstopped {summary(episode)}", "bold")
             return None
-    if running.stop is StopReason.ABORTED:
-        raise EnvError(f"{task_id}: {running.error}")
-    screen.end(running.to_episode(), total_reward(running))
-    return running.to_episode()
+    if episode.stop is StopReason.ABORTED:
+        raise EnvError(f"{task_id}: {episode.error}")
+    ended = episode.to_episode()
+    outcome = "won" if ended.won else f"not won ({ended.stop.value})"
+    parts = [f"{outcome} {summary(episode)}"]
+    parts += [] if ended.score is None else [f"score {ended.score:g}"]
+    parts += [f"invalid actions: {ended.invalid_actions}"] if ended.invalid_actions else []
+    screen.say("; ".join(parts), "bold green" if ended.won else "bold red")
+    return ended
+
+
+def summary(episode: RunningEpisode) -> str:
+    """Formats the number of turns so far and the sum of the environment's rewards."""
+    count = len(episode.turns)
+    return f"after {count} turn{'' if count == 1 else 's'}; reward {sum(turn.env_reward for turn in episode.turns):g}"
 
 
 def play_turns(
-    running: RunningEpisode, suite: TaskSuite, args: PlayArguments, context: ContextBuilder, engine: Engine | None,
-    screen: Screen,
+    episode: RunningEpisode, suite: TaskSuite, args: PlayArguments, context: ContextBuilder | None,
+    engine: Engine | None, screen: Screen,
 ) -> None:  # fmt: skip
-    """Plays a new episode to its end and shows it.
-
-    Raises:
-        EOFError: If the person quits or the input ends.
-    """
+    """Plays a new episode to its end and shows it. Raises `EOFError` if the person quits or the input ends."""
     expert = suite.make_expert(args.seed) if args.player == EXPERT else None
-    with running.aborted_by_errors():
-        running.send_reset()
-        running.await_answer()
-        screen.start(running.task_id, running.info, running.settings.max_turns, args.player)
-        screen.say(running.observation)
-    if expert and running.stop is None:
-        expert.reset(running.observation, running.info)
-    while running.stop is None:
-        number, before = len(running.turns) + 1, running.info
-        (running.prompt,) = context.build([running.view()])
-        if running.prompt is None:
-            running.stop = StopReason.CONTEXT_FULL
-            break
-        if args.show_prompt:
-            ids = running.ids_to_continue()
-            screen.prompt(context.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-        if engine:
-            engine.submit(0, running.ids_to_continue())
+    with episode.aborted_by_errors():
+        episode.start()
+        screen.say(f"task: {episode.info['task']}", "bold")
+        about = f"{episode.info['task_type']}, {episode.task_id}; at most {episode.settings.max_turns} turns"
+        screen.say(f"{about}; player: {args.player}", "dim")
+        screen.say(episode.observation)
+        if expert:
+            expert.reset(episode.observation, episode.info)
+    while episode.stop is None:
+        before = episode.info
+        if context:
+            (episode.prompt,) = context.build([episode.view()])
+            if episode.prompt is None:
+                episode.stop = StopReason.CONTEXT_FULL
+                break
+            if args.show_prompt:
+                screen.console.rule("prompt", style="dim")
+                screen.say(context.tokenizer.decode(episode.prompt.ids, clean_up_tokenization_spaces=False), "dim")
+                screen.console.rule(style="dim")
+        if engine and context:
+            engine.submit(0, episode.ids_to_continue())
             (response,) = engine.collect(None) or []
+            (text,) = context.decode([response.ids])
+            with episode.aborted_by_errors():
+                episode.send_action(response.ids, text, response.logprobs, context)
+                episode.await_answer()
         else:
-            answer = expert.act(running.observation, before) if expert else ("", screen.ask_action(number, before))
-            response = Response(0, encode_answer(context, *answer))
-        (text,) = context.decode([response.ids])
-        with running.aborted_by_errors():
-            running.send_action(response.ids, text, response.logprobs, context)
-            assert running.turn is not None
-            screen.response(number, running.turn, context.answer_start + text, typed=args.player == HUMAN)
-            running.await_answer()
-            if running.is_sent:
-                screen.outcome(running.observation, running.turns[-1].env_reward, running.info, before)
-
-
-def total_reward(running: RunningEpisode) -> float:
-    """Returns the sum of the environment's rewards so far."""
-    return sum(turn.env_reward for turn in running.turns)
-
-
-def encode_answer(context: ContextBuilder, thought: str, action: str) -> list[int]:
-    """Returns the token ids of a response in the format required of a model."""
-    answer = ANSWER.removeprefix(context.answer_start)
-    (ids,) = context.encode(answer, [{"thought": thought, "action": action}])
-    return [*ids, context.answer_end]
+            number, listed = len(episode.turns) + 1, before["admissible_actions"]
+            answer = expert.act(episode.observation, before) if expert else ("", screen.ask_action(number, listed))
+            with episode.aborted_by_errors():
+                episode.act(answer[1], thought=answer[0], verbatim=suite.verbatim or bool(suite.tools))
+        if episode.stop is not StopReason.ABORTED:
+            screen.show_turn(episode, before, typed=args.player == HUMAN)
 
 
 def play_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
@@ -150,60 +209,41 @@ def play_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
 
 
 def find_task(args: PlayArguments, suite: TaskSuite) -> str:
-    """Returns the id of the task.
-
-    Raises:
-        EnvError: If the list does not exist.
-        InputError: If the list is empty, or the index is outside it.
-    """
+    """Returns the id of the task, or raises `InputError` or `EnvError` if there is none."""
     if args.task_id is not None:
         return args.task_id
     suite.check_split(args.split)
     ids = suite.task_ids(args.split)
-    if not ids:
-        raise InputError(f"split: expected a list with tasks, got {args.split!r}, which is empty for {suite.name}")
     if not 0 <= args.index < len(ids):
-        raise InputError(f"index: expected an integer from 0 to {len(ids) - 1}, got {args.index} for {args.split}")
+        raise InputError(f"index: expected one of the {len(ids)} tasks of {args.split!r}, from 0, got {args.index}")
     return ids[args.index]
 
 
 def open_player(
     suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, protocol: Protocol
-) -> tuple[ContextBuilder, Engine | None]:
-    """Returns the builder of the prompts, and the model's engine; `None` if the player is not a model."""
+) -> tuple[ContextBuilder | None, Engine | None]:
+    """Returns the builder of the prompts, if a model reads them or they are shown, and the engine of a model."""
+    if not args.is_model and not args.show_prompt:
+        return None, None
+    shots = args.few_shot_of(suite, protocol.env_options)
     if args.is_model:
         model_args.model_name_or_path = args.player
-        shots = args.few_shot_of(suite, protocol.env_options)
         policy, context = load_player(suite, args, model_args, protocol, shots)
         policy = policy.seeded(args.seed)
         return context, policy if isinstance(policy, Engine) else InStep(policy)
-    name, args = model_args.model_name_or_path, replace(args, action_format="tags")  # the format of `encode_answer`
-    if not args.show_prompt:  # the prompts are empty: no history, and no length limit
-        actions = action_format("tags", None, suite.tools, verbatim=suite.verbatim)
-        return ContextBuilder(
-            bare_tokenizer(), UNUSED, history_length=0, max_prompt_tokens=sys.maxsize, actions=actions
-        ), None
-    shots = args.few_shot_of(suite, protocol.env_options)
-    if name is None or tiny_size(name):
-        args = replace(args, max_prompt_length=sys.maxsize)
+    if (name := model_args.model_name_or_path) is None or tiny_size(name):
+        args = replace(args, action_format="tags", max_prompt_length=sys.maxsize)
         return protocol_context(protocol, args, suite, bare_tokenizer(), shots), None
-    tokenizer = tokenizer_of(model_args, args.trust_remote_code)
-    context = protocol_context(protocol, args, suite, tokenizer, shots)
-    if not context.is_windowed:  # reads the model's config, which windowed prompts do not need
-        context.end_ids = end_ids_of(model_args, tokenizer, args.trust_remote_code)
-    return context, None
+    return protocol_context(protocol, args, suite, tokenizer_of(model_args, args.trust_remote_code), shots), None
 
 
 def bare_tokenizer() -> Any:
-    """Creates a tokenizer with one token per byte, whose chat template adds nothing to a message.
-
-    It leaves prompts and actions unchanged, for a player without a tokenizer.
-    """
-    vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    """Creates a tokenizer with one token per byte, whose chat template adds nothing to a message."""
+    end, vocabulary = "<|end|>", {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=END)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, pad_token=end)
     tokenizer.chat_template = (
         "{% for message in messages %}{{ message['content'] }}"
         "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from epo_trl.envs.base import Info, TaskSuite, TextEnv
-from epo_trl.envs.border import checked_answer, checked_outcome, squeeze
+from epo_trl.envs.border import checked_answer, squeeze
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
-from epo_trl.rollout.templates import PastTurn
+from epo_trl.rollout.running_episode import RunningEpisode
+from epo_trl.rollout.spec import RolloutSettings
+from epo_trl.types import StopReason
 
 ACTION = "<action> {action} </action>"
 ANSWER = f"<think> {{thought}} </think> {ACTION}"
@@ -150,24 +152,20 @@ def play_expert(
     Returns:
         Its turns, whether it won, and whether the game ended.
     """
-    observation, info = checked_answer(*start)
+    episode = RunningEpisode("", seed, env, RolloutSettings(max_turns=max_turns), *checked_answer(*start))
     env.reseed(seed)
     expert = suite.make_expert(seed)
-    expert.reset(observation, info)
+    expert.reset(episode.observation, episode.info)
     turns: list[ExpertTurn] = []
-    history: list[PastTurn] = []
     chance = random.Random(f"mistakes {seed}")
     known: set[str] = set()
-    for _ in range(max_turns):
-        thought, action = expert.act(observation, info)
-        view = TurnView(observation=observation, info=info, history=tuple(history))
-        played = _with_mistake(action, known, info, mistake_rate, chance) if mistake_rate else action
+    while episode.stop is None:
+        thought, action = expert.act(episode.observation, episode.info)
+        view = replace(episode.view(), history=tuple(episode.history))
+        played = _with_mistake(action, known, episode.info, mistake_rate, chance) if mistake_rate else action
         turns.append(ExpertTurn(view, thought, action, played))
-        history.append(PastTurn(observation, played, squeeze(thought) if thoughts else ""))
-        observation, _, terminated, truncated, info = checked_outcome(*env.step(played))
-        if terminated or truncated:
-            break
-    return turns, bool(info["won"]), terminated
+        episode.act(played, thought=squeeze(thought) if thoughts else "", verbatim=True)
+    return turns, bool(episode.info["won"]), episode.stop in (StopReason.WON, StopReason.LOST)
 
 
 def _with_mistake(action: str, known: set[str], info: Info, rate: float, chance: random.Random) -> str:

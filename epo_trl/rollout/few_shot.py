@@ -20,7 +20,6 @@ from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.border import squeeze
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.errors import InputError
-from epo_trl.rollout.demonstrations import play_expert
 from epo_trl.rollout.templates import Example, PastTurn
 
 SPLIT = "train"
@@ -86,6 +85,8 @@ class FewShotArguments:
 
     def _expert_examples(self, suite: TaskSuite, env_options: Mapping[str, Any] | None) -> tuple[Example, ...]:
         """Plays training tasks in random order and returns the first episodes that the suite's expert wins."""
+        from epo_trl.rollout.demonstrations import play_expert  # which imports these options
+
         count = self.few_shot
         if SPLIT not in suite.splits:
             raise EnvError(

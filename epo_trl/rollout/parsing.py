@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from epo_trl.envs.border import find_action, squeeze
 
 MAX_PASSED_CHARS = 200  # maximum length of an unparsable response or inadmissible action that the environment gets
+NOT_ADMISSIBLE = "not an admissible action"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def parse_response(
         action = squeeze(action)[-MAX_PASSED_CHARS:]
     if require_think and not (thoughts and thoughts[0].end <= actions[0].start):
         return ParsedResponse(action, thought, "no <think> block before the action")
-    return ParsedResponse(action, thought, "" if is_admissible else "not an admissible action")
+    return ParsedResponse(action, thought, "" if is_admissible else NOT_ADMISSIBLE)
 
 
 class _Block(NamedTuple):

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from epo_trl.envs.base import Info, TextEnv
-from epo_trl.envs.border import checked_answer, checked_outcome, ends_episode_alone, error_text
+from epo_trl.envs.border import checked_answer, checked_outcome, ends_episode_alone, error_text, find_action
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
+from epo_trl.rollout.parsing import NOT_ADMISSIBLE
 from epo_trl.rollout.spec import RolloutSettings
 from epo_trl.rollout.templates import PastTurn
 from epo_trl.types import Episode, StopReason, Turn
@@ -62,6 +63,25 @@ class RunningEpisode:
             context_tokens=len(self.carried_ids),
         )
 
+    def start(self) -> None:
+        """Requests the first observation and waits for it."""
+        self.send_reset()
+        self.await_answer()
+
+    def act(self, text: str, *, thought: str = "", verbatim: bool = False) -> Turn:
+        """Takes a turn with the action of a person or a script, and returns it with its outcome but without token ids.
+
+        Args:
+            text: The action; a listed one is sent in the environment's own spelling.
+            thought: Reasoning, which later prompts may show.
+            verbatim: Whether an unlisted action keeps its white space.
+        """
+        action, is_valid = find_action(text, self.info["admissible_actions"], verbatim=verbatim)
+        error = "" if is_valid else NOT_ADMISSIBLE
+        self._send(Turn((), (), text, self.observation, action, is_valid, error=error, thought=thought))
+        self.await_answer()
+        return self.turns[-1]
+
     def send_reset(self) -> None:
         """Requests the first observation from the environment."""
         self.is_sent = True
@@ -87,7 +107,7 @@ class RunningEpisode:
         self.carried_ids = context.carried(self.carried_ids, self.prompt, ids)
         listed = self.info["admissible_actions"]
         parsed = context.read(ids, text, listed, require_think=self.settings.require_think)
-        self.turn = Turn(
+        turn = Turn(
             prompt_ids=tuple(self.prompt.ids),
             response_ids=tuple(ids),
             response=text,
@@ -100,9 +120,13 @@ class RunningEpisode:
             thought=parsed.thought,
             state_key=self.info.get("state_key") or "",
         )
-        self.is_sent = parsed.is_valid or self.settings.invalid_action == "pass"
+        self._send(turn)
+
+    def _send(self, turn: Turn) -> None:
+        self.turn = turn
+        self.is_sent = turn.is_valid or self.settings.invalid_action == "pass"
         if self.is_sent:
-            self.env.step_async(parsed.action)
+            self.env.step_async(turn.action)
 
     def has_answer(self) -> bool:
         """Whether the environment's answer is available without waiting, or the episode has ended."""

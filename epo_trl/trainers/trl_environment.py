@@ -21,9 +21,10 @@ from typing import Any
 from datasets import Dataset
 
 from epo_trl.envs.base import Info, TaskSuite
-from epo_trl.envs.border import checked_answer, checked_outcome, find_action
 from epo_trl.errors import InputError
 from epo_trl.rollout import RolloutSettings
+from epo_trl.rollout.running_episode import RunningEpisode
+from epo_trl.types import StopReason
 
 PROMPT = "You act in a world described in text. Call the tool `act` with one action at a time.\n"
 OVER = "The episode is over."
@@ -65,7 +66,7 @@ class SuiteEnvironment:
 
     Args:
         suite: The tasks.
-        settings: Turn limit and rewards.
+        settings: Turn limit, rewards and invalid actions.
         describe: Formats an observation and its info as text.
     """
 
@@ -73,11 +74,14 @@ class SuiteEnvironment:
         self._env, self._settings, self._describe = suite.make_env(), settings, describe
         self._verbatim = suite.verbatim or bool(suite.tools)
         weakref.finalize(self, self._env.close)
-        self._clear({})
+        self._episode = RunningEpisode("", 0, self._env, settings)
+        self._report()
 
-    def _clear(self, info: Info) -> None:
-        self.won, self.done, self.turns, self.invalid_actions, self.reward = False, False, 0, 0, 0.0
-        self.info = info
+    def _report(self) -> None:
+        episode = self._episode
+        self.won, self.done, self.info = episode.stop is StopReason.WON, episode.stop is not None, episode.info
+        self.turns, self.reward = len(episode.turns), sum(turn.reward for turn in episode.turns)
+        self.invalid_actions = sum(not turn.is_valid for turn in episode.turns)
 
     def reset(self, task_id: str, seed: int = 0, **_: Any) -> str:
         """Starts an episode and returns the task and the first observation.
@@ -86,10 +90,10 @@ class SuiteEnvironment:
             task_id: Id of a task of the suite.
             seed: Seed of the start; equal seeds give equal starts.
         """
-        options = {**self._settings.env_options, "task_id": task_id}
-        observation, info = checked_answer(*self._env.reset(seed=seed, options=options))
-        self._clear(info)
-        return f"Your task is to: {info['task']}\n{self._describe(observation, info)}"
+        self._episode = RunningEpisode(task_id, seed, self._env, self._settings)
+        self._episode.start()
+        self._report()
+        return f"Your task is to: {self.info['task']}\n{self._describe(self._episode.observation, self.info)}"
 
     def act(self, action: str) -> str:
         """
@@ -103,17 +107,10 @@ class SuiteEnvironment:
         """
         if self.done or not self.info:
             raise InputError(OVER)
-        sent, is_valid = find_action(action, self.info["admissible_actions"], verbatim=self._verbatim)
-        observation, env_reward, terminated, truncated, info = checked_outcome(*self._env.step(sent))
-        is_valid = is_valid and bool(info.get("accepted", True))
-        won = self._settings.is_won(terminated, truncated, info)
-        self.reward += self._settings.reward(env_reward, won=won, is_valid=is_valid)
-        self.won = won
-        self.turns += 1
-        self.invalid_actions += not is_valid
-        self.done = terminated or truncated or self.turns >= self._settings.max_turns
-        self.info = info
-        return f"{observation}\n{OVER}" if self.done else self._describe(observation, info)
+        self._episode.act(action, verbatim=self._verbatim)
+        self._report()
+        observation = self._episode.observation
+        return f"{observation}\n{OVER}" if self.done else self._describe(observation, self.info)
 
     def get_reward(self) -> float:
         """Returns the episode's reward so far."""
@@ -130,7 +127,7 @@ def as_environment_factory(
 
     Args:
         suite: The tasks.
-        settings: Turn limit and rewards, as in the trainer's rollout. Invalid actions always go to the environment.
+        settings: Turn limit, rewards and invalid actions, as in the trainer's rollout.
         describe: Formats an observation and its info as text; by default with the admissible actions.
     """
     rules = settings or RolloutSettings()

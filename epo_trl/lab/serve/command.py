@@ -9,17 +9,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from epo_trl.bounds import Count, Positive, Range, check_bounds, option
 from epo_trl.cli.base import did_you_mean, fail, say
-from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
 from epo_trl.errors import InputError
-
-if TYPE_CHECKING:
-    from epo_trl.lab.serve.server import ServedGames
 
 USAGE = f"""usage: epo-trl serve ENV [--port 8000] [--seats 64] [--option value ...]
 
@@ -51,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     """Serves until it is interrupted; returns the exit code: 1 for a port that is not free.
 
     Raises:
-        EpoTrlError: If an option is invalid.
+        EpoTrlError: If an option is invalid, or openenv is not installed.
     """
     if not argv or argv[0] in ("-h", "--help"):
         say(USAGE)
@@ -70,14 +67,17 @@ def main(argv: Sequence[str]) -> int:
         known = [f"--{entry.name}" for kind in types for entry in fields(kind)]
         raise InputError(f"{unknown[0]}: unknown option{did_you_mean(unknown[0], known)}")
     check_bounds(args)
-    games = build_games(args, build_suite(chosen))
-    check_start(games)
-    from epo_trl.lab.serve.server import make_app
-
+    try:
+        from epo_trl.lab.serve.server import ServedGames, make_app
+    except ImportError as error:
+        raise EnvError(f"serve: needs the package openenv ({error}); pip install 'epo-trl[openenv]'") from error
+    suite = build_suite(chosen)
+    games = ServedGames(suite, call_timeout_seconds=args.call_timeout, **rules(args, suite))
+    task_id = next((ids[0] for ids in games.tasks.values() if ids), None)
+    if task_id is not None:  # an environment that does not start, or violates the contract, is not served
+        with closing(suite.make_env()) as env:
+            checked_reset(env, task_id, 0, games.env_options)
     app = make_app(games, seats=args.seats, idle_timeout_seconds=args.idle_timeout)
-    import uvicorn
-
-    logging.getLogger("uvicorn.error").addFilter(is_no_disconnect)
     family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
     try:
         listener = socket.create_server((args.host, args.port), family=family)
@@ -87,6 +87,9 @@ def main(argv: Sequence[str]) -> int:
     host = f"[{args.host}]" if family is socket.AF_INET6 else args.host
     say(f"serving {argv[0]} at http://{host}:{args.port}, {args.seats} seats; Ctrl-C ends it")
     sys.stdout.flush()
+    import uvicorn
+
+    logging.getLogger("uvicorn.error").addFilter(is_no_disconnect)
     server = uvicorn.Server(
         uvicorn.Config(
             app, log_level="warning", ws_max_size=MAX_MESSAGE_BYTES, ws_per_message_deflate=False,
@@ -103,36 +106,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def check_start(games: ServedGames) -> None:
-    """Starts the first task, if there is one.
+def rules(args: ServeArguments, suite: TaskSuite) -> dict[str, Any]:
+    """Returns the rules of an episode: those of the protocol, if there is one."""
+    name = args.protocol or suite.protocol
+    if not name:
+        return {"max_turns": args.max_turns}
+    from epo_trl.evaluation import get_protocol
 
-    Raises:
-        EnvError: If it does not start under the server's rules, or violates the contract of environments.
-    """
-    task_id = next((ids[0] for ids in games.tasks.values() if ids), None)
-    if task_id is not None:
-        with closing(games.suite.make_env()) as env:
-            checked_reset(env, task_id, 0, games.env_options)
+    protocol = get_protocol(name).varied(max_turns=args.max_turns)
+    return {"protocol": protocol.name, "max_turns": protocol.max_turns, "env_options": protocol.env_options}
 
 
 def is_no_disconnect(record: logging.LogRecord) -> bool:
     """Returns `False` for the traceback of OpenEnv's answer to a client that was killed in the middle of a call."""
     error = record.exc_info[1] if record.exc_info else None
     return not type(error).__name__.startswith("WebSocketDisconnect")
-
-
-def build_games(args: ServeArguments, suite: TaskSuite) -> ServedGames:
-    """Returns the suite with the rules of its protocol, if it has one.
-
-    Raises:
-        ValueError: If the protocol is unknown.
-    """
-    from epo_trl.evaluation import get_protocol
-    from epo_trl.lab.serve.server import ServedGames
-
-    name = args.protocol or suite.protocol
-    protocol = get_protocol(name).varied(max_turns=args.max_turns) if name else None
-    rules: dict[str, Any] = {"max_turns": args.max_turns}
-    if protocol is not None:
-        rules = {"protocol": protocol.name, "max_turns": protocol.max_turns, "env_options": protocol.env_options}
-    return ServedGames(suite, call_timeout_seconds=args.call_timeout, **rules)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,17 +18,44 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from openenv.core.env_server import create_fastapi_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
+from pydantic import Field
 from pydantic_core import from_json
+from starlette.responses import JSONResponse
 
 from epo_trl import __version__
-from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
-from epo_trl.envs.border import checked_answer, checked_outcome, ends_episode_alone, error_text, find_action
+from epo_trl.envs.base import EnvError, TaskSuite, TextEnv
+from epo_trl.envs.border import ends_episode_alone, error_text
 from epo_trl.envs.numbered import FIRST_SEED
 from epo_trl.errors import one_line
+from epo_trl.rollout.running_episode import RunningEpisode
+from epo_trl.rollout.spec import RolloutSettings
+from epo_trl.types import StopReason
 
-MAX_ACTION_CHARACTERS = 100_000
 TASK_OPTIONS = ("task_id", "split", "index")
 _CLOSED = "session: expected an open one, got one that was closed after its idle timeout; connect again"
+
+
+class TextAction(Action):
+    """An action."""
+
+    message: str = Field(max_length=100_000, description="The action.")
+
+
+class TextObservation(Observation):
+    """The environment's answer."""
+
+    text: str = Field(description="What the agent sees.")
+    task: str = Field(description="Description of the task.")
+    task_type: str = Field(description="Kind of task.")
+    admissible_actions: list[str] | None = Field(description="Actions that the engine accepts now, if listed.")
+    accepted: bool = Field(description="Whether the last action was valid.")
+    is_success: bool = Field(description="Whether the task is solved.")
+    score: int | float | None = Field(default=None, description="The environment's own score, if it keeps one.")
+    truncated: bool = Field(default=False, description="Whether a limit has ended the episode.")
+    turn: int = Field(description="Number of actions taken.")
 
 
 @dataclass
@@ -51,6 +79,8 @@ class ServedGames:
 
     def __post_init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="games")
+        self.settings = RolloutSettings(max_turns=self.max_turns or sys.maxsize, env_options=self.env_options)
+        self.verbatim = self.suite.verbatim or bool(self.suite.tools)
         self.tasks = {split: self.suite.task_ids(split) for split in self.suite.splits}
         self._listed = {task_id for ids in self.tasks.values() for task_id in ids}
 
@@ -58,23 +88,20 @@ class ServedGames:
         """Calls a function in the thread of the environments, or at once if the suite is `instant`.
 
         Raises:
-            EnvError: If the call takes too long.
+            EnvError: If the call fails or takes too long.
         """
         if self.suite.instant:
-            return function()
-        running = asyncio.get_running_loop().run_in_executor(self._thread, function)
+            return _contained(function)
+        running = asyncio.get_running_loop().run_in_executor(self._thread, _contained, function)
         try:
             return await asyncio.wait_for(running, self.call_timeout_seconds)
         except TimeoutError as error:
             raise EnvError(f"call_timeout: no answer of the environment in {self.call_timeout_seconds} s") from error
 
-    def call_later(self, function: Callable[[], None]) -> None:
-        """Calls a function in the thread of the environments, or at once, without waiting for it."""
-        if self.suite.instant:
-            function()
-            return
+    def close_later(self, env: TextEnv) -> None:
+        """Closes an environment after the calls so far, without waiting for them."""
         with suppress(RuntimeError):  # the interpreter is ending
-            self._thread.submit(function)
+            self._thread.submit(env.close)
 
     def all_ended(self, timeout_seconds: float) -> bool:
         """Waits for the calls of the environments so far and returns whether all have ended in time."""
@@ -97,18 +124,15 @@ class ServedGames:
             EnvError: If there is no such task, or an option differs from the server's.
         """
         for name, value in task.items():
-            if name in self.env_options and value != self.env_options[name]:
-                raise EnvError(f"{name}: expected {self.env_options[name]!r}, as the server plays, got {value!r:.100}")
-            if name not in (*TASK_OPTIONS, *self.env_options):
-                raise EnvError(f"reset: expected seed, episode_id, {', '.join(TASK_OPTIONS)}, got {name!r}")
+            if name not in TASK_OPTIONS and (name not in self.env_options or value != self.env_options[name]):
+                allowed = [*TASK_OPTIONS, *(f"{key}={rule!r}" for key, rule in self.env_options.items())]
+                raise EnvError(f"reset: expected seed, episode_id, {', '.join(allowed)}, got {name}={value!r:.100}")
         if "task_id" in task:
             if (task_id := str(task["task_id"])) not in self._listed:
                 raise EnvError(f"task_id: expected an id of the lists {', '.join(self.tasks)}, got {task_id!r:.100}")
             return task_id
         number = random.randrange(FIRST_SEED["iid"]) if seed is None else seed
         split = task.get("split", "iid" if number >= FIRST_SEED["iid"] else self.suite.splits[0])
-        if "index" in task and "split" not in task:
-            raise EnvError("split: expected the name of a list with index, got none")
         self.suite.check_split(split)
         ids = self.tasks[split]
         if not ids:
@@ -128,124 +152,99 @@ class ServedGames:
         )
 
 
-class GameSession:
-    """One session; with OpenEnv's `Environment` as second base it is an environment of its server.
+class GameSession(Environment):
+    """One session: an environment of the server.
 
     Args:
         games: What the sessions share.
-        observe: Class of the observations.
-        describe: Class of the environment's metadata.
-        report: Class of the state.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
+    reset = step = None  # OpenEnv calls the asynchronous methods
 
-    def __init__(
-        self,
-        games: ServedGames,
-        observe: Callable[..., Any],
-        describe: Callable[..., Any],
-        report: Callable[..., Any],
-    ) -> None:
+    def __init__(self, games: ServedGames) -> None:
         super().__init__()
-        self._games, self._observe, self._describe, self._report = games, observe, describe, report
+        self._games = games
         self._env: TextEnv | None = None
-        self._info: Info = {}
-        self._closed = self._running = self._failed = False
+        self._episode: RunningEpisode | None = None
+        self._running = self._closed = False  # a call that fails, or ends too late, leaves no running episode
         self._episode_id: str | None = None
-        self._task_id, self._turns = "", 0
 
-    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Any:
-        """Starts an episode of the task that the options choose and returns its first observation."""
-        return await self._call(partial(self.reset, seed, episode_id, **task))
-
-    async def step_async(self, action: Any, timeout_s: float | None = None, **rest: Any) -> Any:
-        """Performs an action and returns the observation after it."""
-        return await self._call(partial(self.step, action))
-
-    async def _call(self, function: Callable[[], Any]) -> Any:
-        try:
-            return await self._games.call(partial(_contained, function))
-        except BaseException:
-            self._failed = True  # the environment may have moved, or still move
-            raise
-
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> Any:
-        """Starts an episode, in the calling thread.
+    async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> TextObservation:
+        """Starts an episode of the task that the options choose and returns its first observation.
 
         Raises:
-            EnvError: If the options choose no task, or the session was closed.
+            EnvError: If the options choose no task, the environment fails, or the session was closed.
         """
-        if self._closed:
-            raise EnvError(_CLOSED)
         if seed is not None and (not isinstance(seed, int) or seed < 0):
             raise EnvError(f"seed: expected an integer >= 0, got {seed!r:.100}")
-        self._running = self._failed = False
-        games = self._games
-        task_id = games.choose_task(seed, task)
+        self._running, games = False, self._games
+        self._episode = await games.call(partial(self._start, games.choose_task(seed, task), seed or 0))
+        self._running, self._episode_id = True, episode_id
+        rules = {"suite": games.suite.name, "protocol": games.protocol, "max_turns": games.max_turns}
+        tools = {"tools": list(self._episode.info["tools"])} if "tools" in self._episode.info else {}
+        return self._seen(self._episode, accepted=True, metadata=rules | tools)
+
+    def _start(self, task_id: str, seed: int) -> RunningEpisode:
+        if self._closed:
+            raise EnvError(_CLOSED)
         if self._env is None:
-            self._env = games.suite.make_env()
-            if self._closed:  # the client left meanwhile, and `close` had nothing to free
+            self._env = self._games.suite.make_env()
+            if self._closed:  # meanwhile: `close` had nothing to free
                 self._env.close()
                 raise EnvError(_CLOSED)
-        options = {**games.env_options, "task_id": task_id}
-        text, info = checked_answer(*self._env.reset(seed=seed or 0, options=options))
-        self._episode_id, self._task_id, self._turns, self._running = episode_id, task_id, 0, True
-        rules = {"suite": games.suite.name, "protocol": games.protocol, "max_turns": games.max_turns}
-        tools = {"tools": list(info["tools"])} if "tools" in info else {}
-        return self._seen(text, info, accepted=True, metadata=rules | tools)
+        episode = RunningEpisode(task_id, seed, self._env, self._games.settings)
+        episode.start()
+        return episode
 
-    def step(self, action: Any, timeout_s: float | None = None, **rest: Any) -> Any:
-        """Performs an action, in the calling thread.
+    async def step_async(self, action: TextAction, timeout_s: float | None = None, **rest: Any) -> TextObservation:
+        """Performs an action and returns the observation after it.
 
         Raises:
-            EnvError: If no episode is running, or the session was closed.
+            EnvError: If no episode is running, the environment fails, or the session was closed.
         """
         if self._closed:
             raise EnvError(_CLOSED)
-        if self._failed or not self._running or self._env is None:
+        if self._episode is None or not self._running:
             raise EnvError("step: expected a running episode, got none; call reset first")
-        games = self._games
-        verbatim = games.suite.verbatim or bool(games.suite.tools)
-        text, is_valid = find_action(action.message, self._info["admissible_actions"], verbatim=verbatim)
-        seen, reward, terminated, truncated, info = checked_outcome(*self._env.step(text))
-        self._turns += 1
-        truncated = truncated or (games.max_turns is not None and self._turns >= games.max_turns)
-        self._running = not (terminated or truncated)
-        accepted = is_valid and bool(info.get("accepted", True))
+        self._running, episode = False, self._episode
+        turn = await self._games.call(partial(episode.act, action.message, verbatim=self._games.verbatim))
+        self._running = episode.stop is None
+        truncated = episode.stop in (StopReason.TRUNCATED, StopReason.TURN_LIMIT)
         return self._seen(
-            seen, info, accepted=accepted, reward=reward, done=not self._running, truncated=truncated and not terminated
+            episode, accepted=turn.is_valid, reward=turn.env_reward, done=not self._running, truncated=truncated
         )
 
-    def _seen(self, text: str, info: Info, **rest: Any) -> Any:
-        self._info = info
+    def _seen(self, episode: RunningEpisode, **rest: Any) -> TextObservation:
+        info = episode.info
         listed = info["admissible_actions"]
-        return self._observe(
-            text=text,
+        return TextObservation(
+            text=episode.observation,
             task=info["task"],
             task_type=info["task_type"],
             admissible_actions=None if listed is None else list(listed),
             is_success=bool(info["won"]),
             score=info.get("score"),
-            turn=self._turns,
+            turn=len(episode.turns),
             **rest,
         )
 
     @property
-    def state(self) -> Any:
-        """The state of the episode, as OpenEnv's `State`."""
-        return self._report(
+    def state(self) -> State:
+        """The state of the episode."""
+        episode = self._episode
+        return State(
             episode_id=self._episode_id,
-            step_count=self._turns,
-            task_id=self._task_id,
-            running=self._running and not (self._failed or self._closed),
-            is_success=bool(self._info.get("won", False)),
+            step_count=len(episode.turns) if episode else 0,
+            task_id=episode.task_id if episode else "",
+            running=self._running and not self._closed,
+            is_success=bool(episode and episode.info["won"]),
         )
 
-    def get_metadata(self) -> Any:
+    def get_metadata(self) -> EnvironmentMetadata:
         """Returns name, description with the rules, and version."""
         games = self._games
-        return self._describe(name=games.suite.name, description=games.describe(), version=__version__)
+        return EnvironmentMetadata(name=games.suite.name, description=games.describe(), version=__version__)
 
     def list_splits(self) -> list[dict[str, str]]:
         """Returns the task lists: "train", and tests."""
@@ -277,7 +276,7 @@ class GameSession:
         """Frees the environment. May be called twice."""
         self._closed = True
         if self._env is not None:
-            self._games.call_later(self._env.close)
+            self._games.close_later(self._env)
 
 
 def _contained(function: Callable[[], Any]) -> Any:
@@ -321,8 +320,6 @@ def _is_object(text: str) -> bool:
 
 async def _refused(request: Any, error: Exception) -> Any:
     """Answers a POST request that fails, in the form of FastAPI's validation errors."""
-    from starlette.responses import JSONResponse
-
     hint = "; a POST request is a session of its own, so play over the WebSocket /ws"
     text = f"{one_line(error)}{hint if request.url.path == '/step' else ''}"
     detail = {"type": "env_error", "loc": ["body"], "msg": text}
@@ -336,39 +333,11 @@ def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> 
         games: Suite and rules.
         seats: Maximum number of sessions at once.
         idle_timeout_seconds: Time after which a session without a message loses its seat.
-
-    Raises:
-        EnvError: If openenv is not installed.
     """
-    try:
-        from openenv.core.env_server import create_fastapi_app
-        from openenv.core.env_server.interfaces import Environment
-        from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
-    except ImportError as error:
-        raise EnvError(f"serve: needs the package openenv ({error}); pip install 'epo-trl[openenv]'") from error
-    from pydantic import Field, create_model
-
-    action = create_model(
-        "TextAction", __base__=Action, message=(str, Field(max_length=MAX_ACTION_CHARACTERS, description="The action."))
-    )
-    observation = create_model(
-        "TextObservation",
-        __base__=Observation,
-        text=(str, Field(description="What the agent sees.")),
-        task=(str, Field(description="Description of the task.")),
-        task_type=(str, Field(description="Kind of task.")),
-        admissible_actions=(list[str] | None, Field(description="Actions that the engine accepts now, if listed.")),
-        accepted=(bool, Field(description="Whether the last action was valid.")),
-        is_success=(bool, Field(description="Whether the task is solved.")),
-        score=(int | float | None, Field(default=None, description="The environment's own score, if it keeps one.")),
-        truncated=(bool, Field(default=False, description="Whether a limit has ended the episode.")),
-        turn=(int, Field(description="Number of actions taken.")),
-    )
-    served = type("ServedGame", (GameSession, Environment), {})
     app = create_fastapi_app(
-        partial(served, games, observation, EnvironmentMetadata, State),
-        action,
-        observation,
+        partial(GameSession, games),
+        TextAction,
+        TextObservation,
         concurrency_config=ConcurrencyConfig(max_concurrent_envs=seats, session_timeout=idle_timeout_seconds),
         env_name=games.suite.name,
     )
