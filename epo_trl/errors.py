@@ -16,11 +16,6 @@ class EpoTrlError(Exception):
     Subclasses also derive from the built-in type that callers catch, such as `ValueError`.
     """
 
-    @property
-    def keeps_traceback(self) -> bool:
-        """Whether programs show the traceback all the same, since other code than ours has failed."""
-        return False
-
 
 class InputError(EpoTrlError, ValueError):
     """A setting, a file or an argument is invalid. The message names it."""

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import types
-from contextlib import nullcontext
 from importlib import import_module
 
 import pytest
@@ -13,8 +12,6 @@ from epo_trl.cli import COMMANDS, MODULES
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.task_specs import Filters
-from epo_trl.envs.checker.results import EnvCheckError, failure
-from epo_trl.errors import InputError
 
 
 @pytest.fixture
@@ -124,12 +121,3 @@ def test_a_reader_that_stops_early_is_no_error():
         program.stdin.write("go\n")
         program.stdin.close()
         assert program.stderr.read() == "" and program.wait() == 1
-
-
-@pytest.mark.parametrize(("cause", "raises"), [(KeyError("score"), True), (InputError("score"), False), (None, False)])
-def test_an_exception_of_an_environment_s_own_code_keeps_its_traceback(fake_module, command, cause, raises):
-    error = failure("step raised an error", "accept any text")
-    error.__cause__ = cause
-    fake_module("epo_trl.lab.doctor.command", "main", error)
-    with pytest.raises(EnvCheckError) if raises else nullcontext():
-        assert command("doctor")[0] == 1

@@ -257,16 +257,12 @@ def test_a_template_that_shows_what_the_environment_does_not_give_is_refused(tok
         next(expert_episodes(ToySuite(), TASKS, context, max_turns=7))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [({"admissible_actions": {"go", "look"}}, "'admissible_actions'. is a set"), ({"won": 0}, "'won'. is a int")],
-)
-def test_an_environment_that_breaks_the_contract_is_told_the_fix_before_it_demonstrates(tokenizers, wrong, says):
+def test_an_environment_that_breaks_the_contract_is_named_before_it_demonstrates(tokenizers):
     suite = LineSuite([WIN], [WIN])
-    suite.env.start = ("start", {**info(), **wrong})
-    with pytest.raises(EnvCheckError, match=f"{says}.*Fix: "):
+    suite.env.start = ("start", {**info(), "admissible_actions": {"go", "look"}})
+    with pytest.raises(EnvCheckError, match=r"'admissible_actions'. is \{.*Fix: make it a tuple"):
         next(expert_episodes(suite, TASKS, context_of(tokenizers["alfworld"]), max_turns=3))
-    with pytest.raises(EnvCheckError, match=f"{says}.*Fix: "):
+    with pytest.raises(EnvCheckError, match=r"'admissible_actions'. is \{.*Fix: make it a tuple"):
         corpus(suite, "compact")
 
 

@@ -61,11 +61,6 @@ class StepsBeforeReset(Broken):
         return ("", 0.0, False, False, {}) if self._state is None else super().step(action)
 
 
-class CrashesBeforeReset(Broken):
-    def step(self, action):
-        return self._state.hunt and super().step(action)
-
-
 class TakesAnyTask(Broken):
     def reset(self, *, seed=None, options=None):
         options = options or {"task_id": "train/0"}
@@ -76,13 +71,6 @@ class TakesAnyTask(Broken):
 class NeedsNoTask(Broken):
     def reset(self, *, seed=None, options=None):
         return super().reset(seed=seed, options=options or {"task_id": "train/0"})
-
-
-class CrashesOnUnknownText(Broken):
-    def step(self, action):
-        if self._state and action not in self._info(self._state)["admissible_actions"]:
-            raise KeyError(action)
-        return super().step(action)
 
 
 class SharesItsInfo(Broken):
@@ -111,15 +99,6 @@ class RemembersEpisodes(Broken):
     def spoil_reset(self, observation, info):
         self.episodes += 1
         return f"{observation} (episode {self.episodes})", info
-
-
-class ClosesOnce(Broken):
-    closed = False
-
-    def close(self):
-        if self.closed:
-            raise RuntimeError("already closed")
-        self.closed = True
 
 
 class NoisySteps(Broken):
@@ -153,30 +132,9 @@ class AcceptsEverything(ListsNothing):
         return *rest, {**info, "accepted": True}
 
 
-class ForgetsWhetherItAccepts(ListsNothing):
-    def spoil_step(self, action, *result):
-        *rest, info = super().spoil_step(action, *result)
-        return *rest, {**info, "accepted": None}
-
-
 class SometimesLists(ListsNothing):
     def spoil_step(self, action, *result):
         return *result[:4], {**result[4], "accepted": True}
-
-
-class AnswersAnotherRequest(Broken):
-    def step_async(self, action):
-        super().step_async("fly")
-
-
-class WaitsForNothing(Broken):
-    def step_wait(self):
-        return super().step_wait() if self._request else None
-
-
-class CrashesInCopy(Broken):
-    def copy(self):
-        raise TypeError("cannot pickle the engine")
 
 
 class SharesItsStateWithCopies(Broken):
@@ -200,93 +158,40 @@ class CannotBeCopied(Broken):
         raise EnvError("environment: expected one that can copy its state")
 
 
-class NotATextEnv:
-    pass
-
-
 def looks_or_opens(info, rng):
     return rng.choice([f"open {box}" for box in info["unvisited"]] + ["look"])
 
 
-class CrashesInReset(TreasureHunt):
-    def reset(self, **kwargs):
-        super().reset(**kwargs)
-        raise KeyError("cave")
-
-
-def exits_in(name):
-    def exit_(self, *given, **named):
-        raise SystemExit(0)
-
-    return type("Exits", (TreasureHunt,), {name: exit_})
-
-
-class ExitsOnUnknownText(TreasureHunt):
-    def step(self, action):
-        if action == "fly to the moon":
-            raise SystemExit(0)
-        return super().step(action)
-
-
-class InterruptedInReset(TreasureHunt):
-    def reset(self, **kwargs):
-        super().reset(**kwargs)
-        raise KeyboardInterrupt
-
-
-class TakesNoSeed(TreasureHunt):
-    def reset(self, options=None):
-        return super().reset(options=options)
-
-
 BROKEN = {
-    "reset with an unknown task id raised SystemExit: 0": exits_in("reset"),
-    "step before reset raised SystemExit: 0": exits_in("step"),
-    "step('fly to the moon') in 'train/0' raised SystemExit: 0": ExitsOnUnknownText,
-    "copy() in 'train/0' raised SystemExit: 0": exits_in("copy"),
-    "the first close() raised SystemExit: 0": exits_in("close"),
-    "reset of 'train/0' raised TypeError": TakesNoSeed,
-    "reset of 'train/0' raised KeyError: 'cave'": CrashesInReset,
-    "is not a TextEnv": NotATextEnv,
     "step before reset was accepted": StepsBeforeReset,
-    "step before reset raised AttributeError": CrashesBeforeReset,
     "unknown task id was accepted": TakesAnyTask,
     "reset without a task id was accepted": NeedsNoTask,
     "reset of 'train/0' returned a str": on_reset(lambda observation, info: observation),
     "reset of 'train/0' returned a tuple of 3": on_reset(lambda observation, info: (observation, 0.0, info)),
-    "the observation is None": on_reset(lambda observation, info: (None, info)),
     "info['won'] is True before the first action": on_reset(
         lambda observation, info: (observation, {**info, "won": True})
     ),
-    "info is a list": on_info(list),
     "info has no 'task_type'": on_info(lambda info: without(info, "task_type")),
-    "info['won'] is a int": on_info(lambda info: {**info, "won": 0}),
-    "info['task'] is empty": on_info(lambda info: {**info, "task": ""}),
-    "info['admissible_actions'] is a list": on_info(
+    "info['task'] is ''": on_info(lambda info: {**info, "task": ""}),
+    "info['admissible_actions'] is [": on_info(
         lambda info: {**info, "admissible_actions": list(info["admissible_actions"])}
     ),
-    "admissible_actions holds [' look']": on_info(lambda info: {**info, "admissible_actions": ("open", " look")}),
-    "admissible_actions holds [7]": on_info(lambda info: {**info, "admissible_actions": (7,)}),
-    "lists ['look'] more than once": on_info(lambda info: {**info, "admissible_actions": ("look", "look")}),
+    "info['admissible_actions'] is ('open', ' look')": on_info(
+        lambda info: {**info, "admissible_actions": ("open", " look")}
+    ),
+    "info['admissible_actions'] is ('look', 'look')": on_info(
+        lambda info: {**info, "admissible_actions": ("look", "look")}
+    ),
     "admissible_actions is empty": on_info(lambda info: {**info, "admissible_actions": ()}),
     "returned a tuple of 4": on_step(lambda action, *result: result[:4]),
     "the observation is ''": on_step(lambda action, observation, *rest: ("", *rest)),
-    "the reward is nan": on_step(lambda action, observation, reward, *rest: (observation, float("nan"), *rest)),
-    "the reward is True": on_step(lambda action, observation, reward, *rest: (observation, True, *rest)),
-    "terminated is 0": on_step(lambda action, observation, reward, terminated, *rest: (observation, reward, 0, *rest)),
-    "truncated is None": on_step(lambda action, *result: (*result[:3], None, result[4])),
     "info['won'] is True, but terminated is False": on_step(
         lambda action, *result: (*result[:2], False, False, {**result[4], "won": True})
     ),
     "info lacks holding, which reset returned": on_step(
         lambda action, *result: (*result[:4], without(result[4], "holding"))
     ),
-    "info['score'] is 'high'": on_info(lambda info: {**info, "score": "high"}),
-    "info['score'] is inf": on_info(lambda info: {**info, "score": math.inf}),
-    "info['score'] is nan": on_info(lambda info: {**info, "score": math.nan}),
-    "info['state_key'] is (1, 2)": on_info(lambda info: {**info, "state_key": (1, 2)}),
     "info['task'] changed": on_step(lambda action, *result: (*result[:4], {**result[4], "task": "another"})),
-    "raised KeyError": CrashesOnUnknownText,
     "won the game": on_step(
         lambda action, *result: (
             (result[0], 1.0, True, False, {**result[4], "won": True}) if action.startswith("fly") else result
@@ -297,10 +202,6 @@ BROKEN = {
     "differs in the same environment, after an episode": RemembersEpisodes,
     "differs in another environment": StrangeInstances,
     "after the same actions: observation was": NoisySteps,
-    "step_async and step_wait of": AnswersAnotherRequest,
-    "step_wait without step_async was accepted": WaitsForNothing,
-    "the second close() raised RuntimeError": ClosesOnce,
-    "copy() in 'train/0' raised TypeError: cannot pickle the engine": CrashesInCopy,
     "differs while a copy plays other actions": SharesItsStateWithCopies,
     "differs in a copy after the same actions": CopiesItsStart,
 }
@@ -308,7 +209,6 @@ BROKEN = {
 
 LISTING_NOTHING = {
     "'fly to the moon') in 'train/0': info['accepted'] is True": AcceptsEverything,
-    "info['accepted'] is None": ForgetsWhetherItAccepts,
     "is sometimes None and sometimes a tuple": SometimesLists,
 }
 
@@ -325,22 +225,17 @@ def test_a_broken_environment_is_told_what_is_wrong_and_how_to_mend_it(message, 
         check_text_env(env_class(), TASKS, make_env=env_class, player=player)
 
 
-def test_ctrl_c_in_a_check_is_no_fault_of_the_environment():
-    with pytest.raises(KeyboardInterrupt):
-        check_text_env(InterruptedInReset(), TASKS)
-
-
-def test_a_call_that_does_not_fit_a_method_shows_its_signature():
-    with pytest.raises(EnvCheckError, match=r"'seed'. Fix: define `reset\(self, \*, seed=None, options=None\)`"):
-        check_text_env(TakesNoSeed(), TASKS)
-    with pytest.raises(EnvCheckError, match=r"raised KeyError: 'cave'. Fix: return the first observation"):
-        check_text_env(CrashesInReset(), TASKS)
-
-
 def test_an_environment_that_lists_nothing_can_be_checked_with_a_player():
     check_text_env(ListsNothing(), TASKS, make_env=ListsNothing, player=looks_or_opens)
     with pytest.raises(EnvCheckError, match="player="):
         check_text_env(ListsNothing(), TASKS, make_env=ListsNothing)
+
+
+@pytest.mark.parametrize("spoil", [{"won": 0}, {"score": math.nan}, {"admissible_actions": {"go"}}, {"state_key": 7}])
+def test_what_would_abort_an_episode_is_named_with_its_call(spoil):
+    env_class = on_info(lambda info: info | spoil)
+    with pytest.raises(EnvCheckError, match=rf"^reset of 'train/0': info\['{next(iter(spoil))}'\]"):
+        check_text_env(env_class(), TASKS)
 
 
 def test_a_noisy_engine_may_say_so():
@@ -355,12 +250,6 @@ def test_a_copy_of_a_random_environment_may_play_on_differently():
     """As one with luck of its own, where the class does not promise that equal actions lead to equal states."""
     random = type("Random", (CopiesItsStart,), {"is_deterministic": False})
     check_text_env(random(), TASKS, make_env=random)
-
-
-def test_make_env_must_make_a_new_environment():
-    env = TreasureHunt()
-    with pytest.raises(EnvCheckError, match="same environment twice"):
-        check_text_env(env, TASKS, make_env=lambda: env)
 
 
 def test_a_check_without_tasks_is_refused():
@@ -409,7 +298,3 @@ def test_a_choice_by_hash_is_found_by_the_other_process():
     contract = type("Contract", (EnvContract,), {"make_suite": lambda self: ChosenByHash()})()
     with pytest.raises(AssertionError, match="two processes made different lists"):
         contract.test_another_process_sees_the_same_lists_and_starts()
-
-
-def test_a_failed_check_is_an_environment_error():
-    assert issubclass(EnvCheckError, EnvError)

@@ -226,7 +226,7 @@ def expert_examples(suite, count, *, max_turns, seed=0, env_options=None):
 def test_an_environment_that_breaks_the_contract_is_told_the_fix_before_it_is_shown(monkeypatch):
     info = TreasureHunt._info
     monkeypatch.setattr(TreasureHunt, "_info", lambda self, state: {**info(self, state), "task": 3})
-    with pytest.raises(EnvCheckError, match="'task'. is a int.*Fix: make it a str"):
+    with pytest.raises(EnvCheckError, match="'task'. is 3.*Fix: make it a str"):
         expert_examples(ToySuite(), 1, max_turns=7)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hostile_envs import ABORTED, ODD, HostileSuite
 from rollout_parts import ScriptedPolicy, byte_tokenizer, context_of
 
-from epo_trl.envs.border import close_all, error_text
+from epo_trl.envs.border import close_all
 from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.rollout import RolloutSettings, play_episodes
 from epo_trl.types import StopReason
@@ -65,24 +65,18 @@ def test_a_worker_process_survives_all_of_them(tokenizer):
     assert suite.faults().restarts == suite.faults().timeouts == suite.faults().retries == 0
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), BaseExceptionGroup("two", [ValueError(), KeyboardInterrupt()])])
 @pytest.mark.parametrize("when", ["reset", "step"])
-def test_ctrl_c_stops_the_run(tokenizer, monkeypatch, when, error):
+def test_ctrl_c_stops_the_run(tokenizer, monkeypatch, when):
     suite = HostileSuite()
     env = suite.make_env()
 
     def interrupted(*args, **kwargs):
-        raise error
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(env, when, interrupted)
     monkeypatch.setattr(suite, "make_env", lambda: env)
-    with pytest.raises(type(error)):
+    with pytest.raises(KeyboardInterrupt):
         play(tokenizer, suite, ["good"])
-
-
-def test_an_error_is_one_text_of_bounded_length():
-    assert error_text(ValueError("a")) == "ValueError: a"
-    assert len(error_text(ValueError("a" * 10**6))) < 2200
 
 
 def test_environments_are_all_closed_whatever_one_raises(monkeypatch):

@@ -19,9 +19,6 @@ from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, overview, 
 from epo_trl.cli.options import RecipeParser, parse_options
 from epo_trl.cli.program import run_recipe
 from epo_trl.envs.base import EnvError
-from epo_trl.envs.checker import EnvCheckError
-from epo_trl.envs.checker.results import checked_reset, checked_step
-from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
@@ -168,18 +165,6 @@ def test_an_exception_of_a_user_s_environment_keeps_its_traceback(error, folder,
     exec(code, names)
     with pytest.raises((KeyError, ValueError)):
         typed(names["play"], "--config", str(TINY))
-
-
-@pytest.mark.parametrize("method", ["reset", "step"])
-def test_an_exception_in_the_check_of_an_environment_keeps_its_traceback(method, typed, monkeypatch):
-    def check(line):
-        env = ToySuite().make_env()
-        checked_step(env, "?", "train/0", checked_reset(env, "train/0", 0)[1])
-
-    monkeypatch.setattr(TreasureHunt, method, lambda self, *args, **kwargs: {}["score"])
-    with pytest.raises(EnvCheckError, match=rf"{method}.* raised KeyError: 'score'\. Fix: ") as caught:
-        typed(check, "--config", str(TINY))
-    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_traceback_shows_that_of_our_errors(typed):

@@ -75,7 +75,7 @@ def _run(given: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (EpoTrlError, OSError) as error:
-        if TRACEBACK in options or getattr(error, "keeps_traceback", False):
+        if TRACEBACK in options:
             raise
         return fail(error)
 

@@ -305,7 +305,7 @@ def _run(main: Main, argv: Sequence[str], program: Program, with_traceback: bool
         message = str(error) if isinstance(error, EpoTrlError) else explain(error)
         if not message and isinstance(error, RuntimeError) and "out of memory" in str(error):
             error.add_note(LESS_MEMORY)
-        if with_traceback or not message or getattr(error, "keeps_traceback", False):
+        if with_traceback or not message:
             raise
         return one_line(message)
     return ""

@@ -1,4 +1,4 @@
-"""Between us and an environment's code: exceptions that abort only its episode, valid results, spellings of actions."""
+"""Validates what environments return, and finds their spelling of an action; an exception aborts only its episode."""
 
 from __future__ import annotations
 
@@ -20,30 +20,13 @@ def reaches(score: float, won_score: float | None) -> bool:
 
 
 def ends_episode_alone(error: BaseException) -> bool:
-    """Returns whether an exception from an environment aborts only its episode: all but Ctrl-C."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(ends_episode_alone, error.exceptions))
+    """Returns whether an exception from an environment aborts only its episode: all but Ctrl-C, `SystemExit` too."""
     return not isinstance(error, KeyboardInterrupt)
 
 
-def does_not_fit(error: BaseException) -> bool:
-    """Returns whether the arguments of a call did not fit the function. The error was caught where the call is."""
-    return isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None
-
-
 def error_text(error: BaseException) -> str:
-    """Formats the type and message of an exception, shortened, even where its `__str__` raises."""
-    return f"{type(error).__name__}: {shown(error)}"
-
-
-def shown(value: object) -> str:
-    """Returns `str(value)`, shortened, even where `str` raises."""
-    try:
-        text = str.__str__(str(value))  # a subclass of str may override methods
-    except BaseException as error:
-        if not ends_episode_alone(error):
-            raise
-        return f"(its text cannot be shown: {type(error).__name__})"
+    """Formats the type and message of an exception, shortened."""
+    text = f"{type(error).__name__}: {error}"
     return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}... ({len(text)} characters)"
 
 
@@ -58,11 +41,12 @@ def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
     if not isinstance(info, Mapping):
         raise _wrong("info", "a dict", info)
     info = dict(info)
-    _check_actions(info.get("admissible_actions"))
-    score, key = info.get("score"), info.get("state_key")
+    actions, score, key = (info.get(name) for name in ("admissible_actions", "score", "state_key"))
+    if actions is not None and not _are_texts(actions):
+        raise _wrong("info['admissible_actions']", "a tuple of str, or None", actions)
     # The score stays as the environment gives it: a prompt may show it, and a demonstration shows it unconverted.
-    if score is not None and not math.isfinite(number("info['score']", score)):
-        raise _wrong("info['score']", "a finite number", score)
+    if score is not None:
+        number("info['score']", score)
     if key is not None and not isinstance(key, str):
         raise _wrong("info['state_key']", "a str", key)
     for name in ("won", "accepted"):
@@ -70,8 +54,8 @@ def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
             info[name] = flag(f"info['{name}']", info[name])
     for name in ("task", "task_type"):
         if name in info:
-            info[name] = str.__str__(str(info[name]))
-    return str.__str__(observation), info
+            info[name] = str(info[name])
+    return str(observation), info
 
 
 def checked_outcome(
@@ -83,31 +67,24 @@ def checked_outcome(
         EnvError: If a field has another type than `TextEnv` requires, or the reward is not finite.
     """
     observation, info = checked_answer(observation, info)
-    paid = number("reward", reward)
-    if not math.isfinite(paid):
-        raise _wrong("reward", "a finite number", reward)
-    return observation, paid, flag("terminated", terminated), flag("truncated", truncated), info
+    return observation, number("reward", reward), flag("terminated", terminated), flag("truncated", truncated), info
 
 
-def _check_actions(listed: Any) -> None:
-    field = "info['admissible_actions']"
-    if listed is None:
-        return
-    if isinstance(listed, str) or not isinstance(listed, Collection):
-        raise _wrong(field, "a tuple of str, or None", listed)
-    for action in listed:
-        if not isinstance(action, str):
-            raise _wrong(field, "only str in it", action)
+def _are_texts(actions: Any) -> bool:
+    is_list = isinstance(actions, Collection) and not isinstance(actions, str)
+    return is_list and all(isinstance(action, str) for action in actions)
 
 
 def number(field: str, value: Any) -> float:
-    """Converts a number from an environment to a float.
+    """Converts a finite number from an environment to a float.
 
     Raises:
-        EnvError: If the value is not a number. A string is not, even one that spells a number.
+        EnvError: If the value is no finite number. A string is none, even one that spells a number.
     """
     if not isinstance(value, (float, int, SupportsFloat)):  # the protocol last: its check is slow
         raise _wrong(field, "a number", value)
+    if not math.isfinite(value):
+        raise _wrong(field, "a finite number", value)
     return float(value)
 
 
@@ -134,18 +111,7 @@ def close_all(envs: list[TextEnv]) -> None:
 
 
 def _wrong(field: str, wanted: str, value: object) -> EnvError:
-    return EnvError(f"{field}: expected {wanted}, got the {type(value).__name__} {shown(value)[:100]!r}")
-
-
-def admissible_spelling(action: str, admissible: Iterable[str]) -> str | None:
-    """Finds the admissible action with this spelling, or else one that differs only in case.
-
-    Args:
-        action: Action with collapsed white space.
-        admissible: Actions that the environment currently accepts.
-    """
-    squeezed = {squeeze(known): known for known in admissible}
-    return squeezed.get(action) or {known.lower(): squeezed[known] for known in squeezed}.get(action.lower())
+    return EnvError(f"{field}: expected {wanted}, got the {type(value).__name__} {str(value)[:100]!r}")
 
 
 def find_action(text: str, listed: Iterable[str] | None, *, verbatim: bool) -> tuple[str, bool]:
@@ -156,10 +122,11 @@ def find_action(text: str, listed: Iterable[str] | None, *, verbatim: bool) -> t
         listed: Actions that the environment currently accepts; `None` if it does not list them.
         verbatim: Whether an unlisted action keeps its white space.
     """
-    squeezed = squeeze(text)
-    spelling = admissible_spelling(squeezed, listed or ())
-    action = spelling or (text.strip() if verbatim else squeezed)
-    return action, bool(action) if listed is None else spelling is not None
+    action = squeeze(text)
+    known = {squeeze(each): each for each in listed or ()}
+    spelling = known.get(action) or {each.lower(): known[each] for each in known}.get(action.lower())
+    sent = spelling or (text.strip() if verbatim else action)
+    return sent, bool(sent) if listed is None else spelling is not None
 
 
 def squeeze(text: str) -> str:

@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NoReturn, SupportsFloat
+from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
-from epo_trl.envs.border import does_not_fit, ends_episode_alone, error_text
-from epo_trl.errors import EpoTrlError
+from epo_trl.envs.border import checked_outcome
 
-_REQUIRED: dict[str, type] = {"won": bool, "task": str, "task_type": str}
 Step = tuple[str, float, bool, bool, Info]
 
 
 class EnvCheckError(EnvError):
     """An environment violates the contract."""
 
-    @property
-    def keeps_traceback(self) -> bool:
-        """Whether an exception of the environment's own code is the reason."""
-        return self.__cause__ is not None and not isinstance(self.__cause__, EpoTrlError)
-
 
 def failure(wrong: str, fix: str) -> EnvCheckError:
     """Builds the error from the problem and its fix."""
     return EnvCheckError(f"{wrong}. Fix: {fix}.")
-
-
-def blame(error: BaseException, what: str, fix: str, signature: str = "") -> NoReturn:
-    """Raises `EnvCheckError` for an exception of an environment, and Ctrl-C as it is.
-
-    Args:
-        error: The exception, in the function that has called the environment.
-        what: Description of the call.
-        fix: Fix of an exception in the environment's code.
-        signature: Signature of the method, shown if the call does not fit it.
-    """
-    if not ends_episode_alone(error):
-        raise error
-    if signature and does_not_fit(error):
-        fix = f"define `{signature}`"
-    raise failure(f"{what} raised {error_text(error)}", fix) from error
-
-
-def require_text_env(env: object) -> None:
-    """Raises `EnvCheckError` unless an environment derives from `TextEnv`, whose other methods a rollout calls."""
-    require(isinstance(env, TextEnv), f"{type(env).__name__} is not a TextEnv", "subclass epo_trl.envs.base.TextEnv")
 
 
 def require(holds: bool, wrong: str, fix: str) -> None:
@@ -58,23 +28,13 @@ def require(holds: bool, wrong: str, fix: str) -> None:
 
 def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, Info]:
     """Calls `reset` and returns its result; raises `EnvCheckError` at the first problem with it."""
-    require_text_env(env)
+    require(isinstance(env, TextEnv), f"{type(env).__name__} is not a TextEnv", "subclass epo_trl.envs.base.TextEnv")
     where = f"reset of {task_id!r}"
-    try:
-        result = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
-    except EnvError:  # its message names the problem
-        raise
-    except BaseException as error:
-        fix = "return the first observation of every task of its lists"
-        blame(error, where, fix, "reset(self, *, seed=None, options=None)")
-    require(
-        isinstance(result, tuple) and len(result) == 2,
-        f"{where} returned {_shape(result)}",
-        "return `(observation, info)`",
-    )
+    result = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    require(is_pair, f"{where} returned {_shape(result)}", "return `(observation, info)`")
     observation, info = result
-    _check_observation(observation, where)
-    _check_info(info, where, over=False)
+    _check_answer(where, observation, 0.0, False, False, info)
     require(not info["won"], f"{where}: info['won'] is True before the first action", "clear the state in reset")
     return observation, info
 
@@ -82,26 +42,14 @@ def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, A
 def checked_step(env: TextEnv, action: str, task_id: str, first: Info) -> Step:
     """Calls `step` and returns its result, or raises `EnvCheckError`. `first` is the info of the reset before it."""
     where = f"step({action[:40]!r}) in {task_id!r}"
-    try:
-        result = env.step(action)
-    except BaseException as error:
-        fix = "accept any text as action; answer an unknown text with an observation that rejects it"
-        blame(error, where, fix, "step(self, action)")
+    result = env.step(action)
     require(
         isinstance(result, tuple) and len(result) == 5,
         f"{where} returned {_shape(result)}",
         "return `(observation, reward, terminated, truncated, info)`",
     )
     observation, reward, terminated, truncated, info = result
-    _check_observation(observation, where)
-    require(
-        isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward),
-        f"{where}: the reward is {reward!r}",
-        "return a finite float, for example `float(won)`",
-    )
-    for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        require(isinstance(flag, bool), f"{where}: {name} is {flag!r}", f"return `bool({name})`")
-    _check_info(info, where, over=terminated or truncated)
+    _check_answer(where, *result)
     require(
         terminated or not info["won"],
         f"{where}: info['won'] is True, but terminated is False",
@@ -113,94 +61,47 @@ def checked_step(env: TextEnv, action: str, task_id: str, first: Info) -> Step:
         f"{where}: info lacks {', '.join(lost)}, which reset returned",
         "build info in one method that reset and step both call; prompt templates need every field in every turn",
     )
+    for key in ("task", "task_type"):
+        changed = f"{where}: info[{key!r}] changed from {first[key]!r} to {info[key]!r}"
+        require(info[key] == first[key], changed, "keep it constant for the whole episode")
     require(
         (info["admissible_actions"] is None) == (first["admissible_actions"] is None),
         f"{where}: info['admissible_actions'] is sometimes None and sometimes a tuple",
         "list the actions always or never",
     )
-    for key in ("task", "task_type"):
-        require(
-            info[key] == first[key],
-            f"{where}: info[{key!r}] changed from {first[key]!r} to {info[key]!r}",
-            f"keep {key!r} constant for the whole episode",
-        )
-    return observation, float(reward), terminated, truncated, info
+    return observation, float(reward), bool(terminated), bool(truncated), info
 
 
 def _shape(result: object) -> str:
     return f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
 
 
-def _check_observation(observation: object, where: str) -> None:
+def _check_answer(where: str, observation: str, reward: Any, terminated: Any, truncated: Any, info: Info) -> None:
+    try:
+        checked_outcome(observation, reward, terminated, truncated, info)
+    except EnvError as error:
+        raise EnvCheckError(f"{where}: {error}") from None
     require(
-        isinstance(observation, str) and bool(observation.strip()),
-        f"{where}: the observation is {observation!r}",
-        "return a non-empty text; the agent sees nothing else of its action's effect",
+        bool(observation.strip()), f"{where}: the observation is {observation!r}", "return a text that is not empty"
     )
-
-
-def _check_info(info: object, where: str, *, over: bool) -> None:
-    require(isinstance(info, dict), f"{where}: info is a {type(info).__name__}", "return a dict")
-    assert isinstance(info, dict)
-    for key, kind in _REQUIRED.items():
-        require(key in info, f"{where}: info has no {key!r}", f"add info[{key!r}], a {kind.__name__}")
-        require(
-            type(info[key]) is kind,
-            f"{where}: info[{key!r}] is a {type(info[key]).__name__}",
-            f"make it a {kind.__name__}: `{kind.__name__}(...)`",
-        )
+    for key, kind in (("won", "bool"), ("task", "str"), ("task_type", "str"), ("admissible_actions", "tuple, or None")):
+        require(key in info, f"{where}: info has no {key!r}", f"add info[{key!r}], a {kind}")
     for key in ("task", "task_type"):
-        require(bool(info[key]), f"{where}: info[{key!r}] is empty", "fill it; prompts and reports show it")
-    score = info.get("score")
-    require(
-        score is None or (isinstance(score, SupportsFloat) and math.isfinite(score)),
-        f"{where}: info['score'] is {score!r}",
-        "make it a finite number, or omit it",
-    )
-    state_key = info.get("state_key")
-    require(
-        state_key is None or isinstance(state_key, str),
-        f"{where}: info['state_key'] is {state_key!r:.100}",
-        "make it a str, or omit it",
-    )
-    _check_actions(info, where, over=over)
-
-
-def _check_actions(info: Info, where: str, *, over: bool) -> None:
-    require(
-        "admissible_actions" in info,
-        f"{where}: info has no 'admissible_actions'",
-        "add info['admissible_actions'], a tuple, or None if listing them is too slow",
-    )
+        is_text = isinstance(info[key], str) and bool(info[key])
+        require(is_text, f"{where}: info[{key!r}] is {info[key]!r}", "make it a str that is not empty")
     actions = info["admissible_actions"]
     if actions is None:
-        require(
-            type(info.get("accepted")) is bool,
-            f"{where}: info['admissible_actions'] is None and info['accepted'] is {info.get('accepted')!r}",
-            "add info['accepted'], a bool: whether the game knew the last action, True after reset",
-        )
+        accepted = f"info['admissible_actions'] is None and info['accepted'] is {info.get('accepted')!r}"
+        fix = "add info['accepted'], a bool: whether the game knew the last action, True after reset"
+        require(info.get("accepted") is not None, f"{where}: {accepted}", fix)
         return
     require(
-        type(actions) is tuple,
-        f"{where}: info['admissible_actions'] is a {type(actions).__name__}",
-        "make it a tuple: `tuple(...)`",
-    )
-    odd = [
-        action for action in actions if not isinstance(action, str) or not action.strip() or action != action.strip()
-    ]
-    require(
-        not odd,
-        f"{where}: admissible_actions holds {odd[:3]!r}",
-        "strip each action: `str(action).strip()`",
-    )
-    twice = sorted(action for action, count in Counter[str](actions).items() if count > 1)
-    require(
-        not twice,
-        f"{where}: admissible_actions lists {twice[:3]!r} more than once",
-        "remove duplicates but keep the order: `tuple(dict.fromkeys(actions))`",
+        type(actions) is tuple and actions == tuple(dict.fromkeys(filter(None, map(str.strip, actions)))),
+        f"{where}: info['admissible_actions'] is {actions!r:.200}",
+        "make it a tuple of different, stripped texts, always in the same order",
     )
     require(
-        over or bool(actions),
+        bool(actions or terminated or truncated),
         f"{where}: admissible_actions is empty although the episode continues",
         "list the actions that the engine accepts now, or terminate the episode",
     )
@@ -208,13 +109,13 @@ def _check_actions(info: Info, where: str, *, over: bool) -> None:
 
 def require_same(expected: tuple[Any, ...], got: tuple[Any, ...], wrong: str, fix: str) -> None:
     """Raises `EnvCheckError` with the differing part, such as `info["visited"]`, unless two results are equal."""
-    names = (
-        ("observation", "info") if len(expected) == 2 else ("observation", "reward", "terminated", "truncated", "info")
-    )
-    for name, one, two in zip(names, expected, got, strict=True):
-        if name == "info":
-            for key in sorted(one.keys() | two.keys()):
-                a, b = one.get(key), two.get(key)
-                require(a == b, f"{wrong}: info[{key!r}] was {str(a)[:200]!r}, now {str(b)[:200]!r}", fix)
-        else:
-            require(one == two, f"{wrong}: {name} was {str(one)[:200]!r}, now {str(two)[:200]!r}", fix)
+    one, two = _parts(expected), _parts(got)
+    for name in dict.fromkeys([*one, *two]):
+        a, b = one.get(name), two.get(name)
+        require(a == b, f"{wrong}: {name} was {str(a)[:200]!r}, now {str(b)[:200]!r}", fix)
+
+
+def _parts(result: tuple[Any, ...]) -> dict[str, Any]:
+    *answer, info = result
+    names = ("observation", "reward", "terminated", "truncated")
+    return {**dict(zip(names, answer, strict=False)), **{f"info[{key!r}]": info[key] for key in sorted(info)}}

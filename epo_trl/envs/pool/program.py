@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from epo_trl.envs.base import EnvError, TaskSuite, TextEnv
-from epo_trl.envs.border import error_text, shown
+from epo_trl.envs.border import error_text
 
 
 class Games:
@@ -60,7 +60,7 @@ def main() -> None:
             games = games or Games(pickle.loads(suite))
             answer = pickle.dumps((True, games.answer(*request)))
         except BaseException as error:  # Ctrl-C does not arrive here: the process leads its own session
-            answer = pickle.dumps((False, shown(error) if isinstance(error, EnvError) else error_text(error)))
+            answer = pickle.dumps((False, str(error) if isinstance(error, EnvError) else error_text(error)))
         connection.send_bytes(answer)
 
 

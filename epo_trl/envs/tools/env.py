@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from epo_trl.envs.base import EnvError, Info, TextEnv
-from epo_trl.envs.border import FINAL_ANSWER, does_not_fit, reaches
+from epo_trl.envs.border import FINAL_ANSWER, reaches
 from epo_trl.envs.loop import submit
 from epo_trl.envs.tools.tool import Refusal, Tool, read_call
 from epo_trl.errors import one_line
@@ -65,7 +65,7 @@ class ToolEnv(TextEnv):
         try:
             observation = self.world.reset(**{"seed": own_seed, **row} if takes_seed else row)
         except TypeError as error:
-            if not does_not_fit(error):
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised inside `reset`
                 raise
             kind, task_id = type(self.world).__name__, (options or {}).get("task_id")
             raise EnvError(
