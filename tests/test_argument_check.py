@@ -70,33 +70,6 @@ def test_a_warm_start_has_nothing_to_evaluate_on(tmp_path):
         arguments(tmp_path, ImitationConfig, eval_strategy="steps")
 
 
-CHOOSING = {**BEST, "save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
-
-
-@pytest.mark.parametrize("metric", [None, "iid/succes_rate", "success_rate", "iid", "all/success_rate", "iid/"])
-def test_the_metric_of_the_best_policy_is_one_of_a_test_list(tmp_path, metric):
-    """transformers' default is the loss."""
-    got = metric or "loss"
-    with pytest.raises(ValueError, match=f"metric_for_best_model: .*such as 'iid/success_rate', got '{got}'"):
-        make_trainer(tmp_path, **{**CHOOSING, "metric_for_best_model": metric})
-
-
-@pytest.mark.parametrize("metric", ["iid/score", "eval_ood/success_rate_boil"])
-def test_a_metric_of_other_environments_is_refused_with_the_names_of_the_metrics(tmp_path, metric):
-    trainer = make_trainer(tmp_path, **{**CHOOSING, "metric_for_best_model": metric})
-    with pytest.raises(ValueError, match=f"metric_for_best_model: .*iid/success_rate, .*ood/turns.*, got '{metric}'"):
-        trainer.evaluate()
-    trainer.args.eval_strategy = "no"
-    assert "eval_iid/success_rate" in trainer.evaluate()
-
-
-def test_the_metric_of_the_best_policy_is_known_from_an_evaluation_with_another_prefix(tmp_path):
-    trainer = make_trainer(tmp_path, **{**CHOOSING, "metric_for_best_model": "iid/score", "greater_is_better": True})
-    trainer.state.log_history = [{"eval_iid/score": 1.0}]
-    with pytest.warns(UserWarning, match="metric_for_best_model: .* no 'iid/score'"):
-        assert trainer.evaluate(metric_key_prefix="test")["test_iid/score"] == -math.inf
-
-
 @pytest.mark.parametrize(
     ("metric", "given", "is_greater"),
     [("iid/success_rate", None, True), ("ood/success_rate_low", None, True), ("iid/score", None, True),

@@ -472,7 +472,7 @@ def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature_nor_wh
     tmp_path, temperature
 ):
     filters = {"top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}
-    with pytest.warns(UserWarning, match="top_p, top_k, min_p, repetition_penalty: got"):
+    with pytest.warns(UserWarning, match="top_p, top_k, min_p, repetition_penalty: expected the defaults"):
         trainer = make_trainer(tmp_path, eval_temperature=temperature, **filters)
     used = []
     original = trainer.model.generate
@@ -662,8 +662,6 @@ def broken_tokenizer(**changes):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"pad_token": None}, ValueError, "processing_class: expected a tokenizer with `pad_token`"),
-        ({"eos_token": None}, ValueError, "processing_class: expected a tokenizer with `eos_token`"),
         ({"chat_template": None}, ChatTemplateError, "processing_class: the tokenizer has no chat template"),
         (
             {"chat_template": "{{ messages[-1]['content'] }}"},
@@ -677,11 +675,6 @@ def test_a_tokenizer_that_does_not_fit_is_named(tmp_path, changes, error, messag
         EPOTrainer(make_model(), ToySuite(), args=make_config(tmp_path), processing_class=broken_tokenizer(**changes))
 
 
-def test_kl_needs_a_model_that_can_be_loaded_again(tmp_path):
-    with pytest.raises(ValueError, match="beta: .*got 0.01, .*Save the model and pass its path"):
-        make_trainer(tmp_path, beta=0.01)
-
-
 def test_kl_needs_a_model_with_the_weights_of_its_files(tmp_path):
     """TRL loads the reference from the files, so it would be another policy than the one that RL starts from."""
     model = saved(make_model(), tmp_path / "start")
@@ -689,7 +682,7 @@ def test_kl_needs_a_model_with_the_weights_of_its_files(tmp_path):
     assert_bit_equal(dict(trainer.ref_model.named_parameters()), weights(trainer))
     with torch.no_grad():
         model.model.norm.weight[0] += 1
-    with pytest.raises(ValueError, match="beta: .*got 0.01, .*model.norm.weight.*start.*Save the model and pass"):
+    with pytest.raises(ValueError, match="model: expected the weights of its path .*start.* model.norm.weight; save"):
         make_trainer(tmp_path / "run", model=model, beta=0.01)
     make_trainer(tmp_path / "run", model=model)
 

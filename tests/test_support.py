@@ -83,6 +83,7 @@ REFUSED = {
     "environment_factory": ("expected none;", trainer(environment_factory=ToySuite)),
     "epsilon_high": ("expected a number >= 1 with loss_type 'cispo', got None", config(loss_type="cispo")),
     "eval_dataset": ("expected none;", trainer(eval_dataset=[1])),
+    "generation_kwargs": ("expected no seed, temperature", config(generation_kwargs={"temperature": 0.4, "seed": 5})),
     "load_in_4bit": ("got True without use_peft", quantized(load_in_4bit=True)),
     "load_in_8bit": ("got True without use_peft", quantized(load_in_8bit=True)),
     "model": ("expected a decoder-only model, got T5", encoder),

@@ -38,16 +38,10 @@ def tasks(count):
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_fewer_tasks_than_one_rl_step_needs_are_refused_and_just_enough_are_taken(tmp_path, make, changes, needed):
-    with pytest.raises(ValueError, match=f"expected at least {needed} tasks, got {needed - 1} of 'treasure-hunt'"):
+    with pytest.raises(ValueError, match=f"expected at least {needed} tasks, .* got {needed - 1} of 'treasure-hunt'"):
         make(tmp_path, train_dataset=tasks(needed - 1), **changes)
     trainer = make(tmp_path, train_dataset=tasks(needed), **changes)
     assert len(trainer.get_train_dataloader()) > 0
-
-
-def test_a_suite_without_training_tasks_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"train_dataset: .*got 0 of 'treasure-hunt'.*task_ids\('train'\)") as raised:
-        make_trainer(tmp_path, suite=ShortSuite(train=0, iid=4, ood=4))
-    assert "num_generations" not in str(raised.value)  # no value of it helps
 
 
 @pytest.mark.parametrize(
@@ -70,31 +64,16 @@ def test_a_configuration_of_trl_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "message"),
-    [
-        (tasks(4).to_iterable_dataset(), "train_dataset: expected a datasets.Dataset .*got IterableDataset.*stream"),
-        (["train/0"] * 4, "train_dataset: expected a datasets.Dataset whose `prompt` column .*got list"),
-        (tasks(4).rename_column("prompt", "task"), r"train_dataset: .*got the columns \['task'\]"),
-        (Dataset.from_dict({"prompt": [[{"role": "user"}]] * 4}), "train_dataset: .*got the prompt .*user"),
-    ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
-)
-def test_what_is_not_a_list_of_task_ids_is_refused(tmp_path, dataset, message):
-    with pytest.raises(ValueError, match=message):
-        make_trainer(tmp_path, train_dataset=dataset)
-
-
-@pytest.mark.parametrize(
     ("lengths", "found"),
-    [({"iid": 4, "ood": 0}, "its list 'ood' is empty"), ({}, "it has no list 'iid' or 'ood'")],
+    [({"iid": 4, "ood": 0}, "{'iid': 4, 'ood': 0}"), ({}, "{}")],
     ids=str,
 )
 def test_an_evaluation_that_would_play_nothing_is_refused(tmp_path, lengths, found):
     suite = ShortSuite(train=8, **lengths)
-    with pytest.raises(ValueError, match=f"suite: .*got 'treasure-hunt', but {found}"):
+    with pytest.raises(ValueError, match=f"suite: .*got 'treasure-hunt' with {found} of them"):
         make_trainer(tmp_path, suite=suite, eval_strategy="steps", eval_steps=1)
     trainer = make_trainer(tmp_path, suite=suite)  # training alone needs no test list
-    with pytest.raises(ValueError, match=found):
+    with pytest.raises(ValueError, match=f"with {found} of them"):
         trainer.evaluate()
 
 

@@ -152,11 +152,6 @@ class ContextBuilder:
         """Start of every answer that the chat template writes itself: `"<think>"`, or `""` for most templates."""
         return "<think>" if self.frame.closing.rstrip().endswith("<think>") else ""
 
-    @property
-    def has_empty_thought(self) -> bool:
-        """Whether the chat template starts every answer with an empty `<think>` block."""
-        return self.frame.closing.rstrip().endswith("</think>")
-
     def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
         """Decodes responses without control tokens; the white space is the sampled one."""
         return self.tokenizer.batch_decode(responses, skip_special_tokens=True, clean_up_tokenization_spaces=False)

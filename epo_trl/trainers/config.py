@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -13,6 +14,7 @@ from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Sha
 from epo_trl.errors import InputError
 from epo_trl.evaluation.report import LOWER_IS_BETTER
 from epo_trl.methods import as_names, build_methods
+from epo_trl.models.generate import narrowing
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
 from epo_trl.rollout.few_shot import FewShotArguments
@@ -40,6 +42,45 @@ THEIR_BOUNDS = {
     "epsilon_high": NonNegative | None,
     "temperature": Positive,
 }
+# TRL's losses whose scale is another where a sequence is an episode of several turns.
+_SCALES = {
+    "dr_grpo": "divides the sum over an episode's tokens by max_completion_length, the longest response of one turn: "
+    "policy loss and KL are up to max_turns times too large, the entropy terms as much too small",
+    "luspo": "sums over an episode's tokens without a divisor: policy loss and KL are larger than with dapo by the "
+    "number of tokens of an episode, the entropy terms as much too small",
+    "vespo": "weights an episode by the product of its tokens' ratios over all turns: after the first update on a "
+    "batch long episodes give no signal",
+}
+
+# Generation settings that have a field of their own, or that the loss and the grouping of samples cannot take.
+_NOT_IN_KWARGS = {
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation", "max_new_tokens",
+    "max_tokens", "max_length", "do_sample", "num_beams", "num_return_sequences", "n", "return_dict_in_generate",
+    "eos_token_id", "stop_token_ids", "stop", "stop_strings", "seed", "logprobs",
+}  # fmt: skip
+# Values that leave the model's distribution unchanged.
+_OFF: dict[str, tuple[Any, ...]] = {
+    "top_p": (1.0,), "top_k": (0, None, -1), "min_p": (None, 0.0), "repetition_penalty": (1.0,),
+    "vllm_structured_outputs_regex": (None,),
+}  # fmt: skip
+
+
+def _check_sampling(args: EPOConfig) -> None:
+    """Raises `InputError` if `generation_kwargs` bypass a field; warns if the sampled distribution is narrowed."""
+    given: dict[str, Any] = args.generation_kwargs or {}
+    if bypassing := sorted(_NOT_IN_KWARGS.intersection(given)):
+        raise InputError(
+            f"generation_kwargs: expected no {', '.join(bypassing)}, which the loss would not know of. temperature, "
+            "top_p, top_k, min_p, repetition_penalty, max_completion_length, seed and request_seeds are fields. A "
+            "prompt gets one sampled response, which ends at the model's own end tokens."
+        )
+    names = [*(name for name, values in _OFF.items() if getattr(args, name) not in values), *narrowing(given)]
+    if names and args.process_index == 0:
+        warnings.warn(
+            f"{', '.join(names)}: expected the defaults, since the loss and the entropy terms assume responses from "
+            "the full distribution; the entropy bonus includes tokens that cannot be sampled",
+            stacklevel=4,
+        )
 
 
 def settle_defaults(values: Any) -> None:
@@ -236,6 +277,15 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
                 f"epsilon_high: expected a number >= 1 with loss_type 'cispo', got {self.epsilon_high}. CISPO caps "
                 f"every ratio at epsilon_high, or at epsilon ({self.epsilon}) without one. A smaller cap would scale "
                 "down every ratio near 1, and with it the gradient. ScaleRL (arXiv 2510.13786) uses epsilon_high: 5.0."
+            )
+
+        _check_sampling(self)
+        warns = self.loss_type in _SCALES and (self.loss_type != "vespo" or self.updates_within_batch or self.use_vllm)
+        if warns and self.process_index == 0:
+            warnings.warn(
+                f"loss_type: got {self.loss_type!r}, which {_SCALES[self.loss_type]}. Use loss_type: dapo, or change "
+                "learning_rate and epo_lambda by that factor (docs/methods.md)",
+                stacklevel=3,
             )
 
     def _post_init_of_trl(self) -> None:

@@ -43,7 +43,6 @@ from epo_trl.scoring.row_scorer import RowScorer, ScoringTask, row_ids
 from epo_trl.trainers import batches
 from epo_trl.trainers.ahead import make_rollout_ahead
 from epo_trl.trainers.batches import RLStep
-from epo_trl.trainers.checks import check_context_fits
 from epo_trl.trainers.collection import Collected, Collector, Player, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine, vllm_start
@@ -53,7 +52,7 @@ from epo_trl.trainers.model_card import CardFacts, card_facts
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_within_groups, zero_signal_monitor
-from epo_trl.trainers.setup import divide, set_up
+from epo_trl.trainers.setup import check_context_fits, divide, set_up
 from epo_trl.trainers.support import check_arguments, check_vllm_weights
 from epo_trl.types import Episode
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
 
@@ -20,26 +22,16 @@ from epo_trl.evaluation.play import protocol_context, sampled_tasks
 from epo_trl.methods import Methods, build_methods
 from epo_trl.models.critic import detach_critic
 from epo_trl.models.families import fitted
-from epo_trl.models.load import check_output_dir, load_tokenizer
+from epo_trl.models.load import check_output_dir, load_tokenizer, sequence_limit
 from epo_trl.models.names import tiny_size
+from epo_trl.models.prefix_cache import longrope_start
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.runs.run_settings import uses_zero3
 from epo_trl.scoring.turn_forward import Passes
-from epo_trl.trainers.checks import (
-    TEST_SPLITS,
-    check_best_metric,
-    check_reference,
-    check_reference_weights,
-    check_reward_funcs,
-    check_test_tasks,
-    check_tokenizer,
-    check_train_tasks,
-    warn_loss_scale,
-    warn_nameless_base,
-)
 from epo_trl.trainers.config import CPU_TOKENS, GPU_TOKENS, EPOConfig
-from epo_trl.trainers.sampling_checks import check_sampling, warn_empty_thought
 from epo_trl.trainers.support import check_supported
+
+TEST_SPLITS = ("iid", "ood")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,42 +124,77 @@ def set_up(
     """
     _check_kinds(suite, args, model)
     methods = build_methods(args, critic=critic)
-    check_supported(args, model, kwargs)
+    check_supported(args, model, methods, kwargs, reward_funcs)
     path = model if isinstance(model, str) else model.config.name_or_path
     check_output_dir(args.output_dir, path)
     if not isinstance(model, str):
         detach_critic(model)
     if train_dataset is None:
         train_dataset = Dataset.from_dict({"prompt": list(suite.task_ids("train"))})
-    check_train_tasks(args, train_dataset, suite.name)
+    if len(train_dataset) < args.tasks_per_rl_step:
+        raise InputError(
+            f"train_dataset: expected at least {args.tasks_per_rl_step} tasks, those of one RL step, got "
+            f"{len(train_dataset)} of {suite.name!r}. Add tasks, raise num_generations, or lower "
+            "per_device_train_batch_size or gradient_accumulation_steps."
+        )
     test_tasks = {
         split: sampled_tasks(suite, split, args.eval_episodes) for split in TEST_SPLITS if split in suite.splits
     }
     if args.eval_strategy != "no":
         check_test_tasks(test_tasks, suite.name)
-        check_best_metric(args.metric_for_best_model, test_tasks)
     if tokenizer is None:
         if not path:
             raise InputError("processing_class: expected a tokenizer for a model that was created in memory, got none")
         tokenizer = load_tokenizer(path)
-    check_tokenizer(tokenizer)
-    check_reference(args, methods, model, kwargs.get("peft_config"))
     if (adapter := kwargs.get("peft_config")) is not None:
-        if not path:
-            warn_nameless_base(args)
         trust = {"trust_remote_code": args.trust_remote_code}
         kwargs["peft_config"] = fitted(adapter, model, dropout=not args.disable_dropout, **trust)
     compares_states = any(getattr(method, "anchor", "") == "state" for method in methods.values())
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
-    warn_loss_scale(args)
-    check_sampling(args)
-    warn_empty_thought(args, rules.context)
-    if reward_funcs is not None:
-        check_reward_funcs(methods)
     if args.env_workers:
         limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)
         suite = PooledSuite(suite, PoolSettings(args.env_workers, *limits))
     return Setup(methods, suite, train_dataset, test_tasks, tokenizer, rules)
+
+
+def check_test_tasks(lists: Mapping[str, Sequence[str]], suite: str) -> None:
+    """Raises `InputError` if there is nothing to evaluate."""
+    if not lists or not all(lists.values()):
+        raise InputError(
+            f"suite: expected test tasks for an evaluation, got {suite!r} with "
+            f"{ {name: len(ids) for name, ids in lists.items()} } of them; add some, remove an empty list from "
+            "`splits`, or set eval_strategy to 'no'"
+        )
+
+
+def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: Any) -> int | None:
+    """Returns the model's maximum sequence length in tokens, or `None` if it has no limit.
+
+    Warns if a sequence may become so long that LongRoPE rescales the tokens sampled before.
+
+    Raises:
+        ValueError: If one turn (windowed), or `max_turns` responses after the first prompt (concatenated), cannot fit.
+    """
+    limits = {
+        "max_position_embeddings": sequence_limit(model_config),
+        "vllm_max_model_length": args.vllm_max_model_length if args.use_vllm else None,
+    }
+    known = {name: limit for name, limit in limits.items() if limit is not None}
+    if not known:
+        return None
+    name = min(known, key=known.__getitem__)
+    turns = 1 if context.is_windowed else args.max_turns
+    context.check_limit(name, known[name], turns)
+    longest = min(known[name], turns * (context.max_prompt_tokens + context.max_response_tokens))
+    start = longrope_start(model_config)
+    if start is not None and longest > start and args.process_index == 0:
+        warnings.warn(
+            f"max_prompt_length, max_completion_length: expected at most original_max_position_embeddings = {start} "
+            f"tokens in a sequence of this LongRoPE model, got up to {longest}. In a longer one the model rescales all "
+            "positions, so the loss scores its first tokens under another policy than the one that sampled them",
+            stacklevel=2,
+        )
+    return known[name]
 
 
 def divide(args: EPOConfig, model: Any, device: Any, agree: Callable[[int], int]) -> tuple[Passes, Passes]:
@@ -201,6 +228,10 @@ def keeping_reference(trainer: Any, args: Any) -> Iterator[None]:
     """Makes TRL's `__init__` create its reference model for the methods, even without a KL term, and checks it.
 
     TRL creates one, or a copy of a loaded adapter, only if `beta` is not 0 at that point.
+
+    Raises:
+        InputError: If the reference model, which TRL loads from the policy's path, has other weights than the policy.
+            Where DeepSpeed or FSDP may have sharded them, they are not compared.
     """
     beta = args.beta
     if trainer.methods.readers_of_reference:
@@ -210,4 +241,12 @@ def keeping_reference(trainer: Any, args: Any) -> Iterator[None]:
     finally:
         args.beta = beta
     trainer.beta = beta
-    check_reference_weights(trainer)
+    if trainer.ref_model is None or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        return
+    loaded = dict(trainer.accelerator.unwrap_model(trainer.ref_model).named_parameters())
+    for name, weight in trainer.model.named_parameters():
+        if name not in loaded or not torch.equal(weight.to(loaded[name]), loaded[name]):
+            raise InputError(
+                f"model: expected the weights of its path {trainer.model.config.name_or_path!r}, from which the "
+                f"reference model is loaded, got another {name}; save the model and pass its path, or use no reference"
+            )

@@ -7,6 +7,7 @@ from typing import Any
 from accelerate.utils import is_peft_model
 
 from epo_trl.errors import InputError
+from epo_trl.methods import Methods, Need
 from epo_trl.models.adapters import is_adapted
 from epo_trl.runs.run_settings import shards_weights
 
@@ -51,9 +52,14 @@ def check_arguments(kwargs: dict[str, Any]) -> None:
             raise InputError(f"{name}: expected none; {advice}")
 
 
-def check_supported(args: Any, model: Any, kwargs: dict[str, Any]) -> None:
-    """Raises `InputError` for a combination of settings, processes and adapter that is not here."""
+def check_supported(args: Any, model: Any, methods: Methods, kwargs: dict[str, Any], reward_funcs: Any = None) -> None:
+    """Raises `InputError` for a combination of settings, methods, processes and adapter that is not here."""
     check_arguments(kwargs)
+    own = [name for name, method in methods.items() if Need.TURN_REWARDS in method.needs]
+    for hook in ("turn_rewards", "select"):
+        own += methods.overriding(hook)
+    if reward_funcs is not None and own:
+        raise InputError(f"reward_funcs: expected none with {own[0]!r}, which reads the rewards of the environment")
     for name, why in _NEED_WHOLE_WEIGHTS.items():
         if getattr(args, name) and shards_weights(args):
             raise InputError(f"{name}: expected False with ZeRO-3 or FSDP, got True: {why}")

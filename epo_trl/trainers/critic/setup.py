@@ -13,7 +13,7 @@ from epo_trl.errors import InputError
 from epo_trl.models.adapters import Adapter
 from epo_trl.models.critic import Critic, causal_lm, copied_backbone, critic_aside, loaded_backbone, with_adapter
 from epo_trl.models.families import freeze_unread, turn_off_noise
-from epo_trl.trainers.checks import check_backbone, check_critic_vocabulary
+from epo_trl.models.load import load_tokenizer
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 
 
@@ -64,7 +64,6 @@ def make_critic(
     base = causal_lm(policy)
     if peft_config is None and is_peft_model(policy):
         peft_config = policy.active_peft_config
-    check_backbone(args.critic, base)
     # DeepSpeed casts no weight of a model that it loaded in parts, and gathers weights of one precision only.
     one_dtype = _is_sharded(base)
     if args.critic == "separate" and backbone is None:
@@ -106,7 +105,11 @@ def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any, adapter_revi
     dtype = torch.float32 if is_rounded else policy.dtype
     backbone = loaded_backbone(path, policy, dtype=dtype, revision=revision or "main", **trust)
     if other:
-        check_critic_vocabulary(path, backbone.config.get_text_config().vocab_size, tokenizer, **trust)
+        if load_tokenizer(path, **trust).get_vocab() != tokenizer.get_vocab():
+            raise InputError(
+                f"critic_model_name_or_path: expected a model with the policy's tokenizer, got {path!r}, whose "
+                "tokenizer gives the same text other ids"
+            )
     return backbone
 
 
