@@ -56,8 +56,8 @@ class Server:
         return {"completion_ids": [ids], "logprobs": [[[-1.0]] * len(ids)]}
 
 
-def make(ahead: int, given: dict[str, Any]) -> Work:
-    """Builds a benchmark of a few RL steps, which returns the metrics of each but the first."""
+def make_trainer(ahead: int, given: dict[str, Any]) -> EPOTrainer:
+    """Builds a trainer of a few RL steps with the stand-in of a server."""
     tokenizer, episodes = make_tokenizer(), given["episodes"]
     model = make_model({**SIZES, "vocab_size": len(tokenizer)})
     args = EPOConfig(
@@ -72,10 +72,16 @@ def make(ahead: int, given: dict[str, Any]) -> Work:
     trainer.vllm_generation = server
     trainer.player.engine = engine = VllmServerEngine(trainer)
     engine._client = SimpleNamespace(base_url=server.base_url, generate=server.generate)
-    args.rollout_ahead = trainer.used_settings["rollout_ahead"] = ahead
+    args.rollout_ahead = ahead
     trainer.ahead = make_rollout_ahead(trainer) if ahead else None
+    return trainer
+
+
+def make(ahead: int, given: dict[str, Any]) -> Work:
+    """Builds a benchmark of a few RL steps, which returns the metrics of each but the first."""
 
     def work() -> list[dict[str, float]]:
+        trainer = make_trainer(ahead, given)
         trainer.train()
         found = []
         for log in [log for log in trainer.state.log_history if "step_time" in log][1:]:

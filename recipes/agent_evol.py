@@ -62,7 +62,6 @@ from epo_trl.runs.guards import TooManyAborted, first_errors
 from epo_trl.runs.run_lock import run_lock
 from epo_trl.runs.run_settings import content_digest
 from epo_trl.runs.state_file import read_state, write_state
-from epo_trl.runs.upload import check_upload
 from epo_trl.trainers.model_card import CardFacts
 from epo_trl.types import Episode
 
@@ -230,7 +229,6 @@ def main(line: CommandLine) -> None:
     if line.check_only:
         raise ConfigIsValid
     player = make_player(model_args)
-    check_upload(args)
     with run_lock(args):
         tokenizer = tokenizer_of(model_args, args.trust_remote_code)
         ends = end_ids_of(model_args, tokenizer, args.trust_remote_code)

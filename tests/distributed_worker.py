@@ -39,7 +39,6 @@ import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -71,7 +70,6 @@ from trainer_kit import (
 from transformers import TrainerCallback
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
-from epo_trl.runs import run_lock
 from epo_trl.runs.guards import NonFiniteError, TooManyAborted
 from epo_trl.trainers import EPOTrainer
 from epo_trl.types import StopReason
@@ -474,24 +472,7 @@ def train_eye(rank: int, mode: str, folder: Path) -> None:
     leave(rank, folder, {"before": before, "after": gathered(trainer.model)}, {})
 
 
-def ask_for_folders(rank: int, mode: str, folder: Path) -> None:
-    PartialState(cpu=True)
-    run_lock.SECONDS_UNTIL_SEEN = 0.0
-    said = {}
-    for name, own in ((f"own{rank}", False), (f"each{rank}", True), ("shared", False)):
-        args: Any = SimpleNamespace(
-            output_dir=str(folder / name), process_index=rank, world_size=WORLD, save_on_each_node=own
-        )
-        try:
-            with run_lock.run_lock(args):
-                said[name.rstrip("01")] = ""
-        except ValueError as error:
-            said[name.rstrip("01")] = str(error)
-    leave(rank, folder, {}, said)
-
-
 METHODS: dict[str, Any] = {
-    "unshared": ask_for_folders,
     "table": train_table,
     "eye": train_eye,
     "grpo": train_grpo,

@@ -20,7 +20,7 @@ from datasets import Dataset
 from trainer_kit import make_ppo
 
 from epo_trl.envs.toy import ToySuite
-from epo_trl.runs.checkpoint_files import checkpoints, find_corruption
+from epo_trl.runs.checkpoint_files import checkpoints, is_complete
 from epo_trl.trainers.critic.file import CRITIC_FILE
 
 SETTINGS = {
@@ -42,7 +42,6 @@ def train(folder: Path) -> None:
         "scheduler": trainer.lr_scheduler.state_dict(),
         "history": trainer.methods["epo"].history.state_dict(),
         "steps": [trainer.state.global_step, trainer.rl_step, trainer._step],
-        "random": [torch.get_rng_state(), list(random.getstate()[1])],
         "files": {name: (folder / name).read_bytes() for name in ("model.safetensors", CRITIC_FILE)},
     }
     torch.save(result, folder / RESULT)
@@ -110,7 +109,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         counts["kills"] += 1
-        counts["while_saving"] += any(find_corruption(path) for path in checkpoints(run))
+        counts["while_saving"] += any(not is_complete(path) for path in checkpoints(run))
     print(json.dumps(counts))
 
 

@@ -86,6 +86,5 @@ def make_served(folder, *, make=make_trainer, rollout_ahead=0, behind=0, request
     trainer.evaluator = replace(trainer.evaluator, engine=engine)
     engine._client = server
     trainer.args.rollout_ahead, trainer.args.request_seeds = rollout_ahead, request_seeds
-    trainer.used_settings["rollout_ahead"] = rollout_ahead
     trainer.ahead = make_rollout_ahead(trainer) if rollout_ahead else None
     return trainer, server

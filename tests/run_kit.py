@@ -11,8 +11,9 @@ from trainer_kit import make_ppo, make_trainer
 from transformers import TrainerCallback
 
 from epo_trl.cli import training
+from epo_trl.runs import rl_run
 from epo_trl.runs.checkpoint_files import checkpoints
-from epo_trl.trainers import epo_trainer, long_run_trainer
+from epo_trl.trainers import epo_trainer
 
 
 def logged(trainer, name):
@@ -22,7 +23,7 @@ def logged(trainer, name):
 def count_seconds(monkeypatch):
     """Lets a second pass whenever a trainer looks at the clock."""
     clock = SimpleNamespace(perf_counter=partial(next, count()))
-    for module in (epo_trainer, long_run_trainer):
+    for module in (epo_trainer, rl_run):
         monkeypatch.setattr(module, "time", clock)
 
 

@@ -11,9 +11,8 @@ from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer, results_of
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.methods import Comm
 from epo_trl.runs.callbacks import short_line
-from epo_trl.runs.checkpoint_files import MANIFEST, find_corruption
+from epo_trl.runs.checkpoint_files import STATE_FILE, is_complete
 from epo_trl.runs.guards import TooManyAborted
-from epo_trl.runs.long_run import STATE_FILE
 from epo_trl.runs.state_file import read_state
 from epo_trl.trainers.batches import RLStep
 from epo_trl.types import StopReason
@@ -86,13 +85,13 @@ def test_the_state_before_a_refused_batch_has_nothing_of_the_batch(tmp_path):
 
 def test_a_whole_checkpoint_of_the_step_is_not_written_again(tmp_path):
     trainer = breaking(make_trainer, tmp_path, rollout=3, save_strategy="steps", save_steps=2)
-    saves = results_of(trainer, "_write_checkpoint")
+    saves = results_of(trainer, "_save_rank_state")
     with pytest.raises(TooManyAborted, match="the state before it is in .*checkpoint-2") as caught:
         trainer.train()
     assert len(saves) == 1
-    (tmp_path / "checkpoint-2" / MANIFEST).unlink()
+    (tmp_path / "checkpoint-2" / STATE_FILE).unlink()
     assert trainer.save_between_updates() in str(caught.value) and len(saves) == 2
-    assert find_corruption(tmp_path / "checkpoint-2") is None
+    assert is_complete(tmp_path / "checkpoint-2")
 
 
 def test_the_limit_itself_is_allowed(tmp_path):

@@ -407,7 +407,7 @@ def test_the_adapter_that_a_run_starts_from_is_one_of_its_settings(adapter, tmp_
 
 def test_only_a_checkpoint_finds_its_base_beside_it(adapter, tmp_path):
     shutil.copytree(adapter.folder / "base", tmp_path / "base")
-    for name in ("run", "checkpoint-2", "last-checkpoint", "_abandoned-1-checkpoint-3"):
+    for name in ("run", "checkpoint-2", "last-checkpoint"):
         (tmp_path / name).mkdir()
         shutil.copy(adapter.folder / "adapter_config.json", tmp_path / name)
         found = adapters.Adapter.find(str(tmp_path / name))

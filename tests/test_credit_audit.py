@@ -43,7 +43,7 @@ from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.demonstrations import ACTION
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.trainers.critic.file import critic_prefix, save_critic
-from epo_trl.trainers.long_run_trainer import METHODS
+from epo_trl.trainers.epo_trainer import METHODS
 from epo_trl.types import Episode, StopReason
 
 ROOMS, TURNS, REWARD = 4, 8, 10.0

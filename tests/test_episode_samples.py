@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from run_kit import MINI_BATCHES, StopAt, resumable, resumable_ppo
+from run_kit import MINI_BATCHES, resumable, resumable_ppo
 from tokenizer_families import FAMILIES
 from trainer_kit import make_config, make_episodes, make_model, make_trainer, settle_by_task, toy_tokenizer
 
@@ -107,22 +107,9 @@ def test_a_run_that_goes_on_inside_an_rl_step_keeps_the_same_episodes_once(tmp_p
     assert list(kept) == ["rl_step_000001.jsonl"] and kept["rl_step_000001.jsonl"].count("\n") == 4
     assert all(text.entropy for sample in find_samples(tmp_path) for text in sample.texts)
     for step in (1, 3):
-        (tmp_path / "episodes" / "rl_step_000001.jsonl").unlink()
-        make(tmp_path, max_steps=4, **MINI_BATCHES).train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-        assert lines_of(tmp_path) == kept
-
-
-def test_a_run_that_goes_back_moves_the_episodes_of_later_rl_steps(tmp_path):
-    def run(stop):
-        return resumable(tmp_path, max_steps=3, save_steps=1, callbacks=[StopAt(stop)])
-
-    run(3).train()
-    for number, later in ((1, [2, 3]), (2, [2])):
-        with pytest.warns(UserWarning, match=f"renamed to _abandoned-{number}-checkpoint-2"):
-            run(2).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-        moved = (tmp_path / "episodes" / f"_abandoned-{number}").iterdir()
-        assert sorted(file.name for file in moved) == [sample_file(tmp_path, step).name for step in later]
-        assert {sample.rl_step for sample in find_samples(tmp_path)} == {1, 2}
+        folder, checkpoint = tmp_path / str(step), str(tmp_path / f"checkpoint-{step}")
+        make(folder, max_steps=4, **MINI_BATCHES).train(resume_from_checkpoint=checkpoint)
+        assert lines_of(folder) == kept
 
 
 def test_how_many_are_kept_and_when(tmp_path):

@@ -34,7 +34,7 @@ from epo_trl.lab.plots import read_run
 from epo_trl.methods import Comm
 from epo_trl.models.prefix_cache import CACHE
 from epo_trl.rollout import ChatTemplateError, TemplateError
-from epo_trl.runs.long_run import STATE_FILE
+from epo_trl.runs.checkpoint_files import STATE_FILE
 from epo_trl.scoring import row_scorer
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.types import StopReason
@@ -176,13 +176,13 @@ def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "epo_state.json is missing"), ('{"rl_step": 3', "epo_state.json is damaged: it has 13 bytes")],
+    [(None, "epo_state.json is missing"), ('{"rl_step": 3', "epo_state.json is damaged")],
 )
 def test_a_checkpoint_without_its_state_is_refused(tmp_path, content, message):
     resumable(tmp_path, max_steps=3).train()
     state = tmp_path / "checkpoint-3" / STATE_FILE
     state.unlink() if content is None else state.write_text(content)
-    with pytest.raises(ValueError, match=f"resume_from_checkpoint: .*{message}"):
+    with pytest.raises(ValueError, match=message):
         resumable(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 

@@ -230,11 +230,11 @@ def test_the_reference_stays_where_the_policy_began(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["new adapter", "loaded adapter"])
 def test_a_resumed_run_of_an_adapter_is_the_same_bit_for_bit(tmp_path, kind):
     """In the middle of a collected batch. The checkpoint's policy is not the reference, the first one is."""
-    given = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.05,
+    given = {"max_steps": 4, "save_strategy": "steps", "save_steps": 3, "learning_rate": 0.05, "trust_checkpoint": True,
              "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "steps_per_generation": 8}  # fmt: skip
     straight = trainer_of(tmp_path / "run", **given, **KINDS[kind][1](tmp_path))
     straight.train()
-    resumed = trainer_of(tmp_path / "run", **given, **KINDS[kind][1](tmp_path))
+    resumed = trainer_of(tmp_path / "resumed", **given, **KINDS[kind][1](tmp_path))
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
     assert_bit_equal(weights(straight), weights(resumed))
     for name in ("ref-nucleus/entropy", "ref-nucleus/choice_share"):

@@ -261,10 +261,10 @@ def test_a_resumed_run_has_the_anchor_of_its_first_batch(tmp_path, saved_at):
     """Two updates on each batch: one checkpoint lies in the middle of the first batch."""
     given = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.05}
     given |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
-    given |= settings(weight=50.0)
+    given |= settings(weight=50.0) | {"trust_checkpoint": True}
     straight = trainer_of(tmp_path / "run", **given)
     straight.train()
-    resumed = trainer_of(tmp_path / "run", **given)
+    resumed = trainer_of(tmp_path / "resumed", **given)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{saved_at}"))
     assert_bit_equal(weights(straight), weights(resumed))
     for name in ("siren/entropy", "siren/anchor", "siren/peak_share"):

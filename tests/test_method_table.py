@@ -93,8 +93,8 @@ def test_it_resumes_bit_equal_inside_a_batch(tmp_path, name):
     """Two optimizer steps on a batch, or four; the checkpoint lies between them."""
     changes = {**config_of(name, CASES[name].settings, CASES[name].fields), "per_device_train_batch_size": 4,
                "steps_per_generation": 2, "max_steps": 6, "save_strategy": "steps", "save_steps": 3,
-               "learning_rate": 0.05}  # fmt: skip
-    straight, resumed = (trainer_of(tmp_path / "run", name, changes) for _ in range(2))
+               "learning_rate": 0.05, "trust_checkpoint": True}  # fmt: skip
+    straight, resumed = (trainer_of(tmp_path / folder, name, changes) for folder in ("run", "resumed"))
     straight.train()
     before = weights(resumed)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))

@@ -144,4 +144,4 @@ def test_a_resumed_run_needs_both_heads(tmp_path, critic):
     with_episodes(make_ppo(tmp_path / "run", credit="vetta", **steps)).train()
     other = with_episodes(make_ppo(tmp_path / "run", credit="turn", resume_with_changes=True, **steps))
     with pytest.raises(ValueError, match="expected the same kind of critic.*2 extra and 0 missing"):
-        other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+        other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))

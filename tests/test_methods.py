@@ -384,14 +384,14 @@ def test_every_token_is_measured_once_and_state_goes_through_a_checkpoint_inside
     settings = {
         "policy_method": [named("Counter")], "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
         "steps_per_generation": 4, "num_iterations": iterations, "max_steps": 12 * iterations,
-        "save_strategy": "steps", "save_steps": 6 * iterations - 1,
+        "save_strategy": "steps", "save_steps": 6 * iterations - 1, "trust_checkpoint": True,
     }  # fmt: skip
     straight = trainer_of(tmp_path / "straight", **settings)
     straight.train()
     tokens = sum(len(turn.response_ids) for e in make_episodes() if e.is_usable for turn in e.turns)
     assert set(logged(straight, "counter/tokens")) == {float(tokens)}
     assert max(logged(straight, "counter/steps")) == 3
-    resumed = trainer_of(tmp_path / "straight", **settings)
+    resumed = trainer_of(tmp_path / "resumed", **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "straight" / f"checkpoint-{6 * iterations - 1}"))
     assert resumed.methods.state_dict() == straight.methods.state_dict()
     for metric in ("counter/tokens", "counter/collected"):

@@ -74,8 +74,8 @@ def test_an_epoch_is_evaluated_at_its_end_only_and_a_checkpoint_written_once(tmp
         tmp_path, callbacks=[send_sigterm(event, step - (event == "on_step_begin"))], max_steps=6, save_steps=2,
         save_strategy=save, eval_strategy="epoch", train_dataset=Dataset.from_dict({"prompt": TASKS[:4]}),
     )  # fmt: skip
-    write, evaluate = trainer._write_checkpoint, trainer.evaluate
-    trainer._write_checkpoint = lambda *args: done.append("save") or write(*args)
+    write, evaluate = trainer._save_rank_state, trainer.evaluate
+    trainer._save_rank_state = lambda *args: done.append("save") or write(*args)
     trainer.evaluate = lambda **_: done.append("evaluate") or evaluate()
     trainer.train()
     assert trainer.preempted and trainer.state.epoch == step / 2

@@ -1,7 +1,6 @@
 """Checkpoints of a trainer: whole before the old one goes, resumed with the same settings only, exact at any step."""
 
 import dataclasses
-import errno
 import json
 import os
 import pickle
@@ -11,14 +10,11 @@ import shutil
 import signal
 from copy import deepcopy
 from pathlib import Path
-from statistics import fmean
-from types import SimpleNamespace
 
 import forked
 import pytest
 import torch
 from datasets import Dataset
-from method_batches import record_calls
 from peft import LoraConfig
 from run_kit import (
     MINI_BATCHES,
@@ -32,22 +28,18 @@ from run_kit import (
     resumable_ppo,
     weights,
 )
-from trainer_kit import make_config, make_model, make_trainer, make_warm_start, saved
+from trainer_kit import make_config, make_model, make_trainer, make_warm_start
+from trainer_kit import saved as stored
 from transformers import BitsAndBytesConfig, EarlyStoppingCallback, TrainerCallback
-from trl import ModelConfig
 
 from epo_trl import ImitationConfig
 from epo_trl.envs.toy import ToySuite
-from epo_trl.envs.trap import TrapSuite
 from epo_trl.errors import FileError, InputError
 from epo_trl.methods.ea import EntropyAdvantage
 from epo_trl.methods.siren import SIREN
-from epo_trl.models import load_policy
-from epo_trl.objectives import turn_mean_weights
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.runs import long_run
-from epo_trl.runs.checkpoint_files import MANIFEST, checkpoints, find_corruption, set_aside, write_manifest
-from epo_trl.runs.disk_room import DiskFullError, DiskRoom
+from epo_trl.runs.checkpoint_files import checkpoints, last_checkpoint
 from epo_trl.runs.run_settings import MAY_CHANGE, differences, load_settings, settings_of
 from epo_trl.runs.state_file import read_state, write_state
 from epo_trl.trainers import EPOPPOConfig
@@ -73,15 +65,6 @@ def test_differences_are_told_by_name_and_both_values():
         "lr: 0.1 in the checkpoint, 0.2 now",
     ]
     assert differences(saved, saved) == []
-    older, newer = {"environment": {"games": "data"}}, {"environment": {"games": "generated", "of_a_later_version": 1}}
-    assert differences(older, newer) == ["environment.games: 'data' in the checkpoint, 'generated' now"]
-
-
-def test_the_fields_of_a_suite_made_in_python_are_settings_and_a_checkpoint_without_them_is_resumed(tmp_path):
-    rules = {"prompt_template": "corridor"}
-    easy, hard = (settings_of(make_trainer(tmp_path, suite=TrapSuite(rooms), **rules)) for rooms in (1, 6))
-    assert differences(easy, hard) == ["environment.rooms: 1 in the checkpoint, 6 now"]
-    assert differences({**easy, "environment": {}}, hard) == []
 
 
 @pytest.fixture
@@ -123,17 +106,6 @@ def test_the_data_type_revision_and_quantization_of_the_model_are_compared(tmp_p
     quantized.config.quantization_config = BitsAndBytesConfig(load_in_4bit=True)
     (line,) = differences(before, {**before, **load_settings(quantized, make_config(tmp_path))})
     assert line.startswith("quantization: None in the checkpoint, {") and "'load_in_4bit': True" in line
-
-
-def test_tiny_models_of_other_sizes_or_starts_are_other_models(tmp_path):
-    def seen(name):
-        model, _ = load_policy(ModelConfig(name), ToySuite(), "compact")
-        return load_settings(model, make_config(tmp_path))
-
-    for one, other in (("tiny:32x1", "tiny:32x1:copy"), ("tiny:32x1", "tiny:64x1"), ("tiny:32x1", "tiny:32x2")):
-        (line,) = differences(seen(one), seen(other))
-        assert line.startswith("built_model: 'seed_oss 32x1, 4 heads, vocabulary ")
-    assert differences(seen("tiny"), seen("tiny:128x2")) == []
 
 
 @pytest.mark.slow
@@ -180,288 +152,82 @@ def test_the_defaults_of_a_method_are_compared_and_writing_one_out_is_no_change(
     assert differences(before, of()) == ["methods.siren.weight: 0.005 in the checkpoint, 1.01 now"]
 
 
-def test_a_template_is_its_words_wherever_its_folder_is(tmp_path, seen):
-    shutil.copytree(TEMPLATES / "compact", tmp_path / "mine")
-    before = seen(prompt_template=str(tmp_path / "mine"))
-    (tmp_path / "mine").rename(tmp_path / "moved")
-    assert differences(before, seen(prompt_template=str(tmp_path / "moved"))) == []
-    with open(tmp_path / "moved" / "next.txt", "a", encoding="utf-8") as file:
-        file.write("Hurry up.")
-    (line,) = differences(before, seen(prompt_template=str(tmp_path / "moved")))
-    assert re.fullmatch(r"template.next: 'sha256 [0-9a-f]{12}' in the checkpoint, 'sha256 [0-9a-f]{12}' now", line)
-
-
-def test_an_example_is_its_text_and_a_task_its_content_whatever_names_them(tmp_path, seen, monkeypatch):
+def test_a_template_and_an_example_are_their_texts_and_a_task_its_content(tmp_path, seen, monkeypatch):
     mine = Path(shutil.copytree(TEMPLATES / "compact", tmp_path / "mine"))
     for part in ("first", "next"):
         (mine / f"{part}.txt").write_text("{examples}" + (mine / f"{part}.txt").read_text())
-    for folder, text in (("a", "look"), ("b", "look"), ("c", "open red box")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "shown.txt").write_text(text)
+    (tmp_path / "shown.txt").write_text("look")
 
-    def of(folder):
-        return seen(prompt_template=str(mine), few_shot_file=str(tmp_path / folder / "shown.txt"))
+    def of(folder, example="shown.txt"):
+        return seen(prompt_template=str(folder), few_shot_file=str(tmp_path / example))
 
-    before = of("a")
-    assert differences(before, of("b")) == []
-    (line,) = differences(before, of("c"))
-    assert line.startswith("examples: 'shown.txt-")
+    before = of(mine)
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "shown.txt").write_text("look")
+    mine = mine.rename(tmp_path / "moved" / "mine")
+    assert differences(before, of(mine, "moved/shown.txt")) == []
+    with open(mine / "next.txt", "a", encoding="utf-8") as file:
+        file.write("Hurry up.")
+    (tmp_path / "shown.txt").write_text("open red box")
     monkeypatch.setattr(ToySuite, "content", lambda self, split: [{"hidden": 7}])
-    (line,) = differences(before, of("a"))
-    assert line.startswith("task_contents: '")
+    names = [line.partition(":")[0] for line in differences(before, of(mine))]
+    assert names == ["examples", "task_contents", "template.next"]
 
 
 def test_a_run_with_another_default_or_template_is_refused_unless_forced(tmp_path, monkeypatch):
     shutil.copytree(TEMPLATES / "compact", tmp_path / "mine")
     changes = {"entropy_method": ["ea"], "prompt_template": str(tmp_path / "mine"), "max_steps": 2, "save_steps": 1}
     resumable(tmp_path / "run", **changes).train()
-    checkpoint = str(tmp_path / "run" / "checkpoint-1")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
     made = EntropyAdvantage.__init__
     monkeypatch.setattr(EntropyAdvantage, "__init__", lambda self, **given: made(self, **{"alpha": 0.3, **given}))
     with open(tmp_path / "mine" / "first.txt", "a", encoding="utf-8") as file:
         file.write("Hurry up.")
     lines = r"(?s)methods.ea.alpha: 0.4 in the checkpoint, 0.3 now.*template.first: 'sha256"
     with pytest.raises(ValueError, match=lines):
-        resumable(tmp_path / "run", **changes).train(resume_from_checkpoint=checkpoint)
+        resumable(tmp_path / "run", **changes).train(resume_from_checkpoint=True)
     forced = resumable(tmp_path / "run", **changes, resume_with_changes=True)
     with pytest.warns(UserWarning, match=lines):
-        forced.train(resume_from_checkpoint=checkpoint)
+        forced.train(resume_from_checkpoint=True)
     assert forced.state.global_step == 2
 
 
 # --------------------------------------------------------------------------------------------------------- whole or not
 
 
+class KilledError(Exception):
+    pass
+
+
 @pytest.mark.slow
-def test_after_a_flipped_bit_the_run_goes_on_from_the_one_before_and_ends_the_same(tmp_path):
-    changes = {"save_steps": 1, "max_steps": 4}
+def test_a_checkpoint_counts_once_it_is_complete_and_until_then_the_old_one_stays(tmp_path, monkeypatch):
+    """A kill at the end of a write, a full disk in the middle of one (`/dev/full` is as full as a disk can be)."""
+    changes = {"save_steps": 1, "save_total_limit": 1, "max_steps": 3}
     straight = resumable(tmp_path / "straight", **changes)
     straight.train()
-    resumable(tmp_path / "run", callbacks=[StopAt(3)], **changes).train()
-    newest = tmp_path / "run" / "checkpoint-3"
-    moments = bytearray((newest / "optimizer.pt").read_bytes())
-    moments[len(moments) // 2] ^= 1
-    (newest / "optimizer.pt").write_bytes(moments)
-    (newest / "of_another_run.bin").write_bytes(b"stale")
 
-    resumed = resumable(tmp_path / "run", **changes)
-    with pytest.raises(ValueError, match="resume_from_checkpoint: got .*checkpoint-3, where optimizer.pt is damaged"):
-        resumed.train(resume_from_checkpoint=str(newest))
-    with pytest.warns(UserWarning, match="checkpoint-3 is skipped: optimizer.pt is damaged"):
-        assert resumed.newest_checkpoint() == str(tmp_path / "run" / "checkpoint-2")
-    with pytest.warns(UserWarning, match="is skipped"):
-        resumed.train(resume_from_checkpoint=True)
-    assert_bit_equal(weights(resumed), weights(straight))
-    assert find_corruption(newest) is None and not (newest / "of_another_run.bin").exists()
-
-
-def test_true_without_a_whole_checkpoint_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="resume_from_checkpoint: expected a checkpoint in .*got none"):
-        make_trainer(tmp_path, model=make_model()).train(resume_from_checkpoint=True)
-    with pytest.raises(ValueError, match="resume_from_checkpoint: expected a checkpoint in .*got true"):
-        make_trainer(tmp_path, model=make_model()).train(resume_from_checkpoint="true")
-
-
-@pytest.mark.slow
-def test_the_old_checkpoint_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
-    changes = {"save_steps": 1, "save_total_limit": 1, "max_steps": 3}
-
-    class KilledError(Exception):
-        pass
-
-    def write_or_die(folder, write_manifest=long_run.write_manifest):
-        if folder.endswith("-3"):
+    def die(folder):
+        if folder.endswith("-2"):
             raise KilledError
-        assert left(tmp_path) in (["checkpoint-1"], ["checkpoint-1", "checkpoint-2"])
-        write_manifest(folder)
 
-    monkeypatch.setattr(long_run, "write_manifest", write_or_die)
-    with pytest.raises(KilledError):
-        resumable(tmp_path, **changes).train()
-    assert left(tmp_path) == ["checkpoint-2", "checkpoint-3"]
-    assert find_corruption(tmp_path / "checkpoint-2") is None and not (tmp_path / "checkpoint-3" / MANIFEST).exists()
-
-
-# ---------------------------------------------------------------------------------------------------------- going back
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["its own", "another run's"])
-def test_a_run_goes_back_once_and_the_same_command_again_continues(tmp_path, elsewhere):
-    """The limit of 1 deletes the checkpoint that the command names."""
-    run, changes = tmp_path / "run", {"max_steps": 4, "save_steps": 1}
-    resumable(run, callbacks=[StopAt(3)], **changes).train()
-    start = (
-        shutil.move(run / "checkpoint-1", tmp_path / "other" / "checkpoint-1") if elsewhere else run / "checkpoint-1"
-    )
-    command = {**changes, "resume_from_checkpoint": str(start), "save_total_limit": 1}
-    sigterm = SendSignals("on_step_begin", 1, signal.SIGTERM)
-    with pytest.warns(UserWarning, match="checkpoint-3 is later than .*checkpoint-1.* renamed to _abandoned-1-check"):
-        resumable(run, callbacks=[sigterm], **command).train_to_end()
-    aside = ["_abandoned-1-checkpoint-2", "_abandoned-1-checkpoint-3"]
-    assert left(run) == ["checkpoint-2"] and sorted(path.name for path in run.glob("_abandoned*")) == aside
-
-    again = resumable(run, callbacks=[SendSignals("on_step_begin", 2, signal.SIGTERM)], **command)
-    again.train_to_end()
-    assert again.preempted and left(run) == ["checkpoint-3"]  # from step 2 on, since step 1 sends no signal
-    last = resumable(run, **command)
-    last.train_to_end()
-    assert last.state.global_step == 4 and left(run) == ["checkpoint-4"]
-    assert sorted(path.name for path in run.glob("_abandoned*")) == aside
-
-    back = resumable(run, **changes)
-    back.train(resume_from_checkpoint=str(run / "_abandoned-1-checkpoint-3"))
-    assert_bit_equal(weights(back), weights(last))
-    assert left(run) == ["checkpoint-4"] and (run / "_abandoned-1-checkpoint-4" / MANIFEST).exists()
-
-
-def test_an_evaluation_before_training_counts_for_the_run_that_starts_after_it(tmp_path):
-    """Not for a later run in the folder, of another trainer or of the same."""
-
-    def kept():
-        return {path.name for path in (tmp_path / "evaluations").glob("*.json")}
-
-    trainer = resumable(tmp_path, save_strategy="no", max_steps=1)
-    trainer.evaluate()
-    trainer.train()
-    assert kept() == {"step_000000.json"}
-    trainer.train()
-    assert kept() == set()
-    resumable(tmp_path).evaluate()
-    resumable(tmp_path, save_strategy="no", max_steps=1).train()
-    assert kept() == set()
-    assert len(list((tmp_path / "evaluations").glob("_abandoned-*/step_000000.json"))) == 2
-
-
-def test_evaluations_and_episodes_of_an_abandoned_attempt_or_branch_are_set_aside_too(tmp_path):
-    stale = [tmp_path / "evaluations" / "step_000003.json", tmp_path / "episodes" / "rl_step_000003.jsonl"]
-    for file in stale:  # of an attempt without a checkpoint
-        file.parent.mkdir()
-        file.touch()
-    changes = {"max_steps": 2, "save_steps": 1}
-    resumable(tmp_path, eval_strategy="steps", eval_steps=2, eval_on_start=True, **changes).train_to_end()
-    assert all((file.parent / "_abandoned-1" / file.name).exists() and not file.exists() for file in stale)
-    reports = tmp_path / "evaluations"
-    assert sorted(file.name for file in reports.glob("*.json")) == ["step_000000.json", "step_000002.json"]
-
-    back = resumable(tmp_path, **changes)
-    back.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    back.save_model()
-    assert [file.name for file in reports.glob("*.json")] == ["step_000000.json"]
-    assert (reports / "_abandoned-2" / "step_000002.json").exists()
-    rows = [line for line in (tmp_path / "README.md").read_text().splitlines() if re.match(r"\| \d+ \|", line)]
-    assert rows and all(row.startswith("| 0 |") for row in rows)
-
-
-def test_checkpoints_of_later_steps_are_set_aside_under_new_names(tmp_path):
-    """But an incomplete one, which no run resumes from, stays: the run that comes to its step writes it anew."""
-    for name in ("checkpoint-2", "checkpoint-10", "_abandoned-1-checkpoint-10", "checkpoint-best"):
-        (tmp_path / name).mkdir()
-        write_manifest(tmp_path / name)
-    (tmp_path / "checkpoint-12").mkdir()
-    with pytest.warns(UserWarning, match="checkpoint-10 is later than"):
-        set_aside(tmp_path, 2, "checkpoint-2")
-    names = {"checkpoint-12", "_abandoned-1-checkpoint-10", "_abandoned-2-checkpoint-10", "checkpoint-best"}
-    assert {path.name for path in tmp_path.iterdir()} == names | {"checkpoint-2"}
-    with pytest.warns(UserWarning, match="checkpoint-2 is of an earlier run"):
-        set_aside(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == names | {"_abandoned-1-checkpoint-2"}
-
-
-# ----------------------------------------------------------------------------------------------------------- full disk
-
-
-def disk(monkeypatch, free):
-    """The disk has `free()` bytes left."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free()))
-
-
-NO_ROOM = (
-    r"(?s)output_dir: expected at least [\d.]+ MB .* for the checkpoint .*checkpoint-2, got .*checkpoint-1 is complete"
-)
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_an_error_with_the_folder_and_the_need_and_the_last_checkpoint_stays(tmp_path, monkeypatch):
-    """Before anything is written, and in the middle of a file (`/dev/full` is as full as a disk can be)."""
-    changes = {"save_steps": 1, "save_total_limit": 1, "max_steps": 2}
-    trainer = resumable(tmp_path / "before", **changes)
-    disk(monkeypatch, lambda: 10**9 if trainer.state.global_step < 2 else 10**4)
-    with pytest.raises(DiskFullError, match=NO_ROOM):
-        trainer.train()
-    assert left(tmp_path / "before") == ["checkpoint-1"]
-    assert find_corruption(tmp_path / "before" / "checkpoint-1") is None
-
-    space, save = [10**9], torch.save
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(long_run, "flush", die)
+        resumable(tmp_path / "run", **changes).train()
+    save = torch.save
 
     def save_to_full_disk(value, path):
-        if path.endswith("checkpoint-2/optimizer.pt"):
-            space[0] = 0
-            path = "/dev/full"
-        save(value, path)
+        save(value, "/dev/full" if path.endswith("checkpoint-3/optimizer.pt") else path)
 
-    disk(monkeypatch, lambda: space[0])
-    monkeypatch.setattr(torch, "save", save_to_full_disk)
-    with pytest.raises(DiskFullError, match=NO_ROOM) as error:
-        resumable(tmp_path / "midway", **changes).train()
-    assert error.value.__cause__ is not None
-    assert left(tmp_path / "midway") == ["checkpoint-1"]
-    assert find_corruption(tmp_path / "midway" / "checkpoint-1") is None
-
-
-@pytest.mark.slow
-def test_a_full_disk_in_the_final_save_leaves_the_checkpoint_and_the_model_before(tmp_path, monkeypatch):
-    changes = {"max_steps": 1, "save_steps": 1}
-    (tmp_path / "model.safetensors").write_bytes(b"of before")
-    trainer, space = resumable(tmp_path, **changes), [10**9]
-    save = trainer._save
-
-    def save_to_full_disk(folder, *args, **kwargs):
-        save(folder, *args, **kwargs)
-        if Path(folder).name == long_run.SAVING:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    disk(monkeypatch, lambda: space[0])
-    monkeypatch.setattr(trainer, "_save", save_to_full_disk)
-    says = "(?s)output_dir: expected at least .* MB .* for the final model .*checkpoint-1 is complete. Free some"
-    with pytest.raises(DiskFullError, match=says):
-        trainer.train_to_end()
-    space[0] = 10**4
-    with pytest.raises(DiskFullError, match=says):  # seen before anything is written
-        trainer.save_model()
-    assert find_corruption(tmp_path / "checkpoint-1", contents=True) is None
-    assert (tmp_path / "model.safetensors").read_bytes() == b"of before"
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-1", "README.md", "episodes", "model.safetensors"}
-
-    space[0] = 10**9
-    resumed = resumable(tmp_path, **changes)
-    resumed.training_step = None
-    resumed.train_to_end()
-    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "checkpoint-1/model.safetensors").read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "epo_state.json"])
-def test_a_limit_of_file_sizes_is_one_line_and_the_last_checkpoint_stays(tmp_path, monkeypatch, name):
-    """The kernel refuses the write, as with a quota; safetensors, torch and Python say it in other words."""
-    trainer = resumable(tmp_path, save_steps=1, max_steps=2)
-    write, limits = trainer._write_checkpoint, resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def write_limited(model, trial, folder):
-        if folder.endswith("-2"):
-            size = (tmp_path / "checkpoint-1" / name).stat().st_size - 1
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-        try:
-            write(model, trial, folder)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-    monkeypatch.setattr(trainer, "_write_checkpoint", write_limited)
-    with pytest.raises(
-        FileError, match="(?s)output_dir: the checkpoint .*checkpoint-2 cannot be written .*-1 is complete"
-    ):
-        trainer.train()
-    assert left(tmp_path) == ["checkpoint-1"]
+    with monkeypatch.context() as patch, pytest.raises((OSError, RuntimeError)):
+        assert left(tmp_path / "run") == ["checkpoint-1", "checkpoint-2"]
+        assert last_checkpoint(tmp_path / "run") == str(tmp_path / "run" / "checkpoint-1")
+        patch.setattr(torch, "save", save_to_full_disk)
+        resumable(tmp_path / "run", **changes).train(resume_from_checkpoint=True)
+    assert last_checkpoint(tmp_path / "run") == str(tmp_path / "run" / "checkpoint-2")
+    resumed = resumable(tmp_path / "run", **changes)
+    resumed.train(resume_from_checkpoint=True)
+    assert left(tmp_path / "run") == ["checkpoint-3"]
+    assert_bit_equal(weights(resumed), weights(straight))
 
 
 def test_a_small_file_that_cannot_be_written_is_one_line_and_stays_as_it_was(tmp_path):
@@ -476,39 +242,42 @@ def test_a_small_file_that_cannot_be_written_is_one_line_and_stays_as_it_was(tmp
     assert read_state(path) == {"a": 1} and [one.name for one in tmp_path.iterdir()] == ["state.json"]
 
 
+# ------------------------------------------------------------------------------------------------------ one way forward
+
+
+def test_true_without_a_complete_checkpoint_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="resume_from_checkpoint: expected a complete checkpoint in .*got none"):
+        make_trainer(tmp_path, model=make_model()).train(resume_from_checkpoint=True)
+
+
 @pytest.mark.slow
-def test_a_run_whose_checkpoints_are_all_damaged_stops_and_starts_over_only_if_they_are_deleted(tmp_path):
-    changes = {"save_steps": 1, "max_steps": 2}
-    resumable(tmp_path, **changes).train()
-    for folder in checkpoints(tmp_path):
-        (folder / "optimizer.pt").write_bytes(b"")
-    more = {**changes, "max_steps": 3, "resume_with_changes": True}
-    says = "output_dir: expected a complete checkpoint to resume from, got 2 damaged: .*checkpoint-2: optimizer.pt is"
-    with pytest.warns(UserWarning, match="is skipped"), pytest.raises(ValueError, match=says):
-        resumable(tmp_path, **more).train_to_end()
-    for folder in checkpoints(tmp_path):
-        shutil.rmtree(folder)
-    trainer = resumable(tmp_path, **more)
-    trainer.train_to_end()
-    assert trainer.state.global_step == 3
+def test_a_run_does_not_go_back_or_start_over_in_its_folder_and_a_trainer_trains_once(tmp_path):
+    changes = {"max_steps": 2, "save_steps": 1}
+    trainer = resumable(tmp_path, **changes)
+    trainer.train()
+    with pytest.raises(InputError, match="train: expected one call per trainer"):
+        trainer.train()
+    for earlier in (None, str(tmp_path / "checkpoint-1")):
+        with pytest.raises(InputError, match="resume_from_checkpoint: expected .*checkpoint-2, .*another output_dir"):
+            resumable(tmp_path, **changes).train(resume_from_checkpoint=earlier)
+    with pytest.raises(InputError, match="resume_from_checkpoint: expected .*checkpoint-2, .*got .*checkpoint-1; "):
+        resumable(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-1"), **changes).train_to_end()
+    assert left(tmp_path) == ["checkpoint-1", "checkpoint-2"]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "x"), RuntimeError("I/O error: No space left on device")])
-def test_an_error_that_tells_of_a_full_disk_is_explained_and_another_is_not(tmp_path, error):
-    room = DiskRoom.for_checkpoint(str(tmp_path / "checkpoint-1"), 10)
-    with pytest.raises(DiskFullError, match="there is no earlier checkpoint"), room.explained():
-        raise error
-    with pytest.raises(RuntimeError, match="shapes differ"), room.explained():
-        raise RuntimeError("shapes differ")
-    checkpoint = tmp_path / "checkpoint-1"
-    for is_complete in (False, True):
-        checkpoint.mkdir()
-        if is_complete:
-            write_manifest(checkpoint)
-        with pytest.raises(DiskFullError), room.explained():
-            raise error
-        assert checkpoint.exists() == is_complete
-    DiskRoom.for_checkpoint(str(tmp_path / "not" / "yet" / "checkpoint-1"), 10).check()
+@pytest.mark.slow
+def test_a_run_begins_with_a_checkpoint_of_another_one_and_the_same_command_again_continues(tmp_path):
+    changes = {"max_steps": 4, "save_steps": 1}
+    straight = resumable(tmp_path / "other", **changes)
+    straight.train()
+    command = {**changes, "resume_from_checkpoint": str(tmp_path / "other" / "checkpoint-1")}
+    resumable(tmp_path / "run", callbacks=[SendSignals("on_step_begin", 2, signal.SIGTERM)], **command).train_to_end()
+    assert left(tmp_path / "run") == ["checkpoint-2", "checkpoint-3"]
+    last, each = resumable(tmp_path / "run", **command), EachStep()
+    last.add_callback(each)
+    last.train_to_end()
+    assert len(each.seen) == 2, "the start, and the fourth step"
+    assert_bit_equal(weights(last), weights(straight))
 
 
 # -------------------------------------------------------------------------------------------------------- whose it is
@@ -544,7 +313,6 @@ def test_a_checkpoint_of_another_folder_needs_trust_and_a_plain_one_cannot_run_c
     for path in pickled:
         content = path.read_bytes()
         torch.save(Evil(tmp_path / "harm"), path)
-        write_manifest(theirs)
         with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
             resumable(tmp_path / "mine", trust_checkpoint=True, **mine).train(resume_from_checkpoint=str(theirs))
         path.write_bytes(content)
@@ -584,62 +352,49 @@ def test_a_run_resumes_with_another_division_of_its_rl_steps(tmp_path):
     resumed, starts = divided(tmp_path, 4, 2), []
     collect = resumed._collect
     resumed._collect = lambda tasks: starts.append((resumed._step, resumed.state.global_step)) or collect(tasks)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    other = divided(tmp_path, 8, 1, num_iterations=2)
+    with pytest.raises(InputError, match="^num_iterations: expected .* 1} .*, got .* 2}: another division"):
+        other.train(resume_from_checkpoint=True)
+    resumed.train(resume_from_checkpoint=True)
     assert starts == [(6, 3), (8, 4)]
     assert resumed._step == 10 and resumed.rl_step == resumed.total_rl_steps == 5
-    other = divided(tmp_path, 8, 1, num_iterations=2)
-    with pytest.raises(InputError, match="^num_iterations: expected 1 .*, got 2; .* would not be its 3 RL steps"):
-        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
 def test_inside_an_rl_step_its_division_must_stay(tmp_path):
     divided(tmp_path, 4, 1, steps_per_generation=2, max_steps=1).train()
     other = divided(tmp_path, 4, 2, steps_per_generation=2)
-    with pytest.raises(InputError, match="^gradient_accumulation_steps: expected 1 .*, got 2; .* is inside an RL step"):
+    with pytest.raises(InputError, match="^gradient_accumulation_steps: .* got .* 2}: .* at the end of one"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-def change_batch_state(checkpoint, name, value):
-    """Changes an entry of a checkpoint's collected batch; `None` removes it."""
-    file = checkpoint / "collected_batch_0.pt"
-    state = torch.load(file)
-    assert state.pop(name) != value
-    torch.save(state if value is None else {**state, name: value}, file)
-    write_manifest(checkpoint)
-
-
-@pytest.mark.parametrize(("name", "value"), [("world_size", 2), ("context", "concatenated"), ("context", None)])
-def test_inside_an_rl_step_other_processes_or_another_context_play_a_new_batch(tmp_path, name, value):
-    """The rows are a part of the batch and turns or whole episodes. An older checkpoint does not name its context."""
-    settings, begins = {**MINI_BATCHES, "max_steps": 2}, []
-    resumable(tmp_path, callbacks=[StopAt(1)], **settings).train()
-    change_batch_state(tmp_path / "checkpoint-1", name, value)
-    resumed = resumable(tmp_path, **settings)
+@pytest.mark.parametrize(
+    ("saved", "changes"),
+    [
+        ({}, {}),
+        ({"world_size": 2}, {}),
+        ({"context": "concatenated"}, {}),
+        ({}, {"temperature": 2.0}),
+        ({}, {"beta": 0.05}),
+        (
+            {},
+            {
+                "entropy_method": ["epo", "decision-bonus"],
+                "method_kwargs": {"decision-bonus": {"weight": 0.01, "threshold": 0.1}},
+            },
+        ),
+    ],
+    ids=["as it is", "processes", "context", "temperature", "a KL term", "a method"],
+)
+def test_inside_an_rl_step_settings_that_its_batch_does_not_fit_play_a_new_one(tmp_path, saved, changes):
+    start, settings = stored(make_model(), tmp_path / "start"), {**MINI_BATCHES, "max_steps": 2}
+    resumable(tmp_path / "run", model=deepcopy(start), callbacks=[StopAt(1)], **settings).train()
+    file, begins = tmp_path / "run" / "checkpoint-1" / "collected_batch_0.pt", []
+    torch.save({**torch.load(file), **saved}, file)
+    resumed = resumable(tmp_path / "run", model=start, resume_with_changes=True, **settings, **changes)
     collect = resumed._collect
     resumed._collect = lambda tasks: begins.append(resumed.state.global_step) or collect(tasks)
     resumed.train(resume_from_checkpoint=True)
-    assert begins == ([] if value is None else [1])
-
-
-def test_a_new_batch_in_the_second_pass_of_an_rl_step_is_measured(tmp_path):
-    """Passes 5 to 8 are the second over the batch; the last three are those over the new one, of four parts.
-
-    Reference for L_H: its mean over each of the three parts, of two episodes each.
-    """
-    settings = {**MINI_BATCHES, "gradient_accumulation_steps": 1, "max_steps": 8}
-    resumable(tmp_path, callbacks=[StopAt(5)], **settings).train()
-    change_batch_state(tmp_path / "checkpoint-5", "world_size", 2)
-    runs, seen = [], []
-    for step in (5, 6):
-        runs.append(resumable(tmp_path, **settings))
-        seen.append(record_calls(runs[-1].methods, "observe"))
-        runs[-1].train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-    parts = [part for (part,), _ in seen[0]]
-    assert [len(calls) for calls in seen] == [3, 2] and all(part.mask.any(1).all() for part in parts)
-    wanted = fmean(float((turn_mean_weights(part.turn_ids, part.mask) * part.entropy).sum()) for part in parts)
-    [measured], again = (logged(run, "epo/entropy_loss") for run in runs)
-    assert measured == pytest.approx(wanted, rel=1e-5) and [measured] == again
-    assert len(runs[0].methods["epo"].history) == 1
+    assert begins == ([1] if saved or changes else [])
 
 
 SYNC = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}
@@ -647,7 +402,7 @@ SYNC = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_mod
 
 @pytest.mark.parametrize("step", [2, 3])
 def test_a_reference_that_follows_the_policy_comes_back_with_a_checkpoint(tmp_path, step):
-    start = saved(make_model(), tmp_path / "start")
+    start = stored(make_model(), tmp_path / "start")
     settings = {**SYNC, "max_steps": 4, "save_steps": 1, "num_iterations": 2}  # RL steps of two optimizer steps
     straight, resumed = (resumable(tmp_path / name, model=deepcopy(start), **settings) for name in ("one", "other"))
     straight.train()
@@ -694,34 +449,16 @@ def choosing(folder, **changes):
     return trainer
 
 
-@pytest.mark.parametrize(
-    ("changes", "best", "named"),
-    [
-        ({}, 1, ""),
-        ({"metric_for_best_model": "ood/score"}, 3, "metric_for_best_model: 'iid/score' in the checkpoint, 'ood/sc"),
-        ({"greater_is_better": False}, 4, "greater_is_better: True in"),
-        ({"eval_temperature": 0.0}, 3, "protocol.temperature: 0.4 in"),
-        ({"eval_episodes": 3}, 3, "test_tasks.iid: '4 tasks, sha256"),
-        ({"eval_seed": 1}, 3, "eval_seed: 0 in"),
-    ],
-    ids=["unchanged", "metric", "direction", "temperature", "tasks", "seed"],
-)
-def test_the_best_policy_is_the_best_of_evaluations_that_can_be_compared(tmp_path, recwarn, changes, best, named):
-    choosing(tmp_path, callbacks=[StopAt(2)]).train()
-    resumed = choosing(tmp_path, **changes)
+def test_the_best_policy_is_chosen_among_evaluations_that_can_be_compared(tmp_path):
+    choosing(tmp_path / "here", callbacks=[StopAt(2)]).train()
+    (tmp_path / "here").rename(tmp_path / "there")
+    others = [{"metric_for_best_model": "ood/score"}, {"eval_temperature": 0.0}, {"eval_episodes": 3}, {"eval_seed": 1}]
+    for changes in others:
+        with pytest.raises(InputError, match="best_by.* in the checkpoint, .* now"):
+            choosing(tmp_path / "there", **changes).train(resume_from_checkpoint=True)
+    resumed = choosing(tmp_path / "there")
     resumed.train(resume_from_checkpoint=True)
-    assert resumed.best_step == resumed.state.best_global_step == best
-    told = [str(warning.message) for warning in recwarn if "the best policy" in str(warning.message)]
-    assert [named in message for message in told] == [True] * bool(named)
-
-
-def test_without_the_checkpoint_of_the_best_evaluation_the_best_is_one_of_those_that_follow(tmp_path):
-    choosing(tmp_path, callbacks=[StopAt(2)]).train()
-    shutil.rmtree(tmp_path / "checkpoint-1")
-    resumed = choosing(tmp_path)
-    with pytest.warns(UserWarning, match="evaluations after step 2, since checkpoint-1, .* does not exist"):
-        resumed.train(resume_from_checkpoint=True)
-    assert resumed.best_step == 3 and resumed.state.best_metric == 0.4
+    assert resumed.best_step == resumed.state.best_global_step == 1
 
 
 def test_a_resumed_run_stops_as_early_as_one_that_was_never_stopped(tmp_path):
@@ -766,12 +503,12 @@ def test_the_rates_of_a_resumed_run_are_those_of_its_settings_from_its_first_ste
     """The schedule is linear: after 3 steps of 3 the rate is 0, after 3 of 4 it is not."""
 
     def resume(**others):
-        trainer, steps = make(tmp_path, max_steps=4, resume_with_changes=True, **others), EachStep()
+        trainer, steps = make(tmp_path / str(others), max_steps=4, resume_with_changes=True, **others), EachStep()
         trainer.add_callback(steps)
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+        trainer.train(resume_from_checkpoint=str(tmp_path / "start" / "checkpoint-3"))
         return trainer, steps.seen
 
-    make(tmp_path, max_steps=3).train()
+    make(tmp_path / "start", max_steps=3).train()
     trainer, (before, after) = resume(weight_decay=0.5, adam_beta1=0.5)
     groups = trainer.optimizer.param_groups
     assert logged(trainer, "learning_rate")[-1] == pytest.approx(trainer.args.learning_rate / 4)

@@ -152,14 +152,14 @@ def test_a_run_logs_the_seconds_and_faults_of_each_rollout(tmp_path, monkeypatch
     which the update did not take 0.006, and 1 in the other pass, with an update of its own."""
     count_seconds(monkeypatch)
     settings = {"max_steps": 4, "per_device_train_batch_size": 4, "steps_per_generation": 2}
-    checkpoints = {"save_strategy": "steps", "save_steps": 3}  # inside the second RL step
+    checkpoints = {"save_strategy": "steps", "save_steps": 3, "trust_checkpoint": True}  # inside the second RL step
 
     def play(tasks, *, times, **_):
         times.generate, times.env, times.text = times.generate + 0.003, times.env + 0.002, times.text + 0.001
         return make_episodes()
 
-    straight, resumed = (make_trainer(tmp_path, suite=FaultySuite(), **settings, **checkpoints) for _ in range(2))
-    for trainer, start in ((straight, None), (resumed, str(tmp_path / "checkpoint-3"))):
+    for name, start in (("straight", None), ("resumed", str(tmp_path / "straight" / "checkpoint-3"))):
+        trainer = make_trainer(tmp_path / name, suite=FaultySuite(), **settings, **checkpoints)
         trainer.play = play
         trainer.train(resume_from_checkpoint=start)
         assert logged(trainer, "time/generate") == pytest.approx([0.003, 0.003])

@@ -57,7 +57,7 @@ def test_an_update_that_is_not_finite_changes_nothing_and_the_run_goes_on(tmp_pa
     assert {int(state["step"]) for state in trainer.optimizer.state.values()} == {3}
     assert logged(trainer, "guard/skipped_updates") == [0, 1, 1, 1]
     assert math.isfinite(logged(trainer, "grad_norm")[2]) and not math.isfinite(logged(trainer, "grad_norm")[1])
-    assert not (tmp_path / "nonfinite").exists()
+    assert not (tmp_path / "_nonfinite").exists()
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_too_many_in_a_row_end_the_run_with_the_batch_saved(tmp_path):
     ):
         trainer.train()
     assert_bit_equal(weights(trainer), each.seen[3])
-    saved = torch.load(tmp_path / "nonfinite" / "step_000004_rank0.pt")
+    saved = torch.load(tmp_path / "_nonfinite" / "step_000004_rank0.pt")
     assert saved["step"] == 4 and math.isnan(saved["grad_norm"])
     assert [math.isnan(loss) for loss in saved["losses"]] == [False, True]
     assert len(saved["batch"]) == 2

@@ -13,7 +13,7 @@ from epo_trl.cli.training import ALGORITHMS
 from epo_trl.errors import InputError
 from epo_trl.models import load_policy
 from epo_trl.models.names import check_model_name
-from epo_trl.runs.checkpoint_files import write_manifest
+from epo_trl.runs.checkpoint_files import STATE_FILE
 
 # A command line, and its error.
 WRONG = [
@@ -47,7 +47,7 @@ def test_wrong_input_is_one_line(words, message, tmp_path, monkeypatch, command)
     (tmp_path / "typo.yaml").write_text("environment: trap\nepo_lamda: 0.1\n")
     for step in (3, 20):
         (tmp_path / "stopped" / f"checkpoint-{step}").mkdir(parents=True)
-        write_manifest(tmp_path / "stopped" / f"checkpoint-{step}")
+        (tmp_path / "stopped" / f"checkpoint-{step}" / STATE_FILE).touch()
     (tmp_path / "stopped" / "checkpoint-30").mkdir()  # killed while it was saved
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

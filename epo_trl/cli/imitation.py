@@ -32,7 +32,6 @@ from epo_trl.runs.callbacks import EXIT_CODE
 from epo_trl.runs.long_run import LongRun
 from epo_trl.runs.run_lock import run_lock
 from epo_trl.runs.run_settings import LongRunArguments, check_training_arguments, shards_weights
-from epo_trl.runs.upload import check_upload
 from epo_trl.trainers.config import settle_defaults
 from epo_trl.trainers.model_card import CardFacts, OwnModelCard
 
@@ -289,7 +288,6 @@ def imitate(
         RunningError: If another process trains in `output_dir`.
         ValueError: If `output_dir` holds a run with other settings, or there is no demonstration.
     """
-    check_upload(args)
     with run_lock(args), keeping_init_kwargs(args):
         policy = policy_for_training(model_args, args, suite, shown.template_for(suite))
         tokenizer = policy["processing_class"]

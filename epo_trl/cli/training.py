@@ -17,7 +17,6 @@ from epo_trl.models.load import policy_for_training
 from epo_trl.models.names import tiny_size
 from epo_trl.runs.callbacks import EXIT_CODE
 from epo_trl.runs.run_lock import run_lock
-from epo_trl.runs.upload import check_upload
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.yaml_files import read_yaml
 
@@ -82,7 +81,6 @@ def train(
         RunningError: If another process trains in `output_dir`.
         ValueError: If `output_dir` holds a run with other settings.
     """
-    check_upload(args)
     with run_lock(args), keeping_init_kwargs(args):
         policy = policy_for_training(model_args, args, suite, args.template_for(suite))
         trainer = trainer_class(suite=suite, args=args, **policy)

@@ -27,7 +27,7 @@ from epo_trl.runs.run_lock import on_main_process
 
 BASE = "base"
 NOTE = "made_from.txt"
-_CHECKPOINT = re.compile(r"last-checkpoint|(_abandoned-\d+-)?checkpoint-\d+")
+_CHECKPOINT = re.compile(r"(last-)?checkpoint(-\d+)?")
 
 
 @dataclass(frozen=True)

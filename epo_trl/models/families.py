@@ -20,7 +20,6 @@ from transformers import AutoConfig
 from trl.trainer.utils import create_model_from_path
 
 from epo_trl.errors import InputError
-from epo_trl.runs.disk_room import full_size
 
 # Settings and attributes that make a model in training mode draw random numbers: dropout, LayerDrop, router jitter.
 _NOISE = re.compile("drop|jitter")
@@ -74,7 +73,7 @@ def freeze_unread(model: Any, *, quiet: bool = False) -> None:
     for weight in unread:
         weight.requires_grad_(False)
     if unread and not quiet:
-        count = sum(full_size(weight) for weight in unread)
+        count = sum(getattr(weight, "ds_numel", weight.numel()) for weight in unread)
         warnings.warn(
             f"{type(model).__name__}: frozen, since text never reaches it: {', '.join(_unread_modules(model))} "
             f"({count / 1e6:,.1f} million weights)",

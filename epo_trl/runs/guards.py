@@ -17,7 +17,7 @@ from torch import Tensor
 from epo_trl.errors import EpoTrlError
 from epo_trl.types import Episode
 
-FOLDER = "nonfinite"  # in `output_dir`
+FOLDER = "_nonfinite"  # in `output_dir`; the Hub client uploads nothing that begins with "_"
 SHOWN = 3  # errors shown per rank
 NO_TURN = "max_prompt_length leaves no room for its first prompt"
 
@@ -40,7 +40,7 @@ class UpdateGuard:
 
     Args:
         limit: Number of consecutive skipped updates that ends the run.
-        output_dir: The run's folder; the batch of the last skipped update is saved in `nonfinite` there.
+        output_dir: The run's folder; the batch of the last skipped update is saved in `_nonfinite` there.
     """
 
     limit: int

@@ -8,23 +8,22 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import torch
 from accelerate.utils import DistributedType, parse_flag_from_env
 from torch.optim.lr_scheduler import LambdaLR
-from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_utils import SaveStrategy
 
 from epo_trl.bounds import Count, NonNegative, Range, check_bounds, option
 from epo_trl.errors import InputError
-from epo_trl.runs.checkpoint_files import what_model
+from epo_trl.runs.checkpoint_files import STATE_FILE, what_model
 from epo_trl.runs.run_lock import on_main_process
+from epo_trl.runs.state_file import read_state
 
 _Beta = Annotated[float, Range(least=0, below=1)]
 BOUNDS = {
@@ -32,8 +31,6 @@ BOUNDS = {
     **dict.fromkeys(("adam_beta1", "adam_beta2"), _Beta),
     **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), Count),
 }
-# For these, the list of transformers does not reliably show whether they are installed.
-_NOT_LISTED = {"azure_ml", "comet_ml", "flyte"}
 
 
 @dataclass
@@ -56,23 +53,16 @@ class LongRunArguments:
         """Leaves the token of the Hub out of a pickle: `training_args.bin` is uploaded with the model."""
         return {**vars(self), "hub_token": None}
 
-    def __copy__(self) -> Self:
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        return made
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        memo[id(self)] = made = object.__new__(type(self))
-        vars(made).update(deepcopy(vars(self), memo))
-        return made
-
 
 def check_training_arguments(args: Any) -> None:
-    """Raises `InputError` for an invalid optimizer setting, seed or tracker, or a saving that breaks exact resume."""
+    """Raises `InputError` for an invalid optimizer setting or seed, or a saving that breaks exact resume."""
     check_bounds(args, BOUNDS)
     if not args.output_dir:
         raise InputError("output_dir: expected a folder, got an empty string")
-    _check_steps(args)
+    if args.max_steps == 0:
+        raise InputError("max_steps: expected an integer >= 1, or -1 for num_train_epochs, got 0")
+    if args.max_steps < 0 and not args.num_train_epochs > 0:
+        raise InputError(f"num_train_epochs: expected a number > 0 without max_steps, got {args.num_train_epochs}")
     if args.max_grad_norm is None or not args.max_grad_norm >= 0:
         raise InputError(f"max_grad_norm: expected a number >= 0 (0: no clipping), got {args.max_grad_norm}")
     if not 0 <= args.seed < 2**32:
@@ -87,25 +77,6 @@ def check_training_arguments(args: Any) -> None:
         raise InputError(
             "save_strategy: expected 'steps', 'epoch' or 'no', got 'best', which saves nothing until an evaluation is "
             "the best so far, not even on SIGTERM. Use 'steps' and load_best_model_at_end: true, which keeps the best"
-        )
-    for name in args.report_to:
-        if name not in INTEGRATION_TO_CALLBACK:
-            known = ", ".join(map(repr, INTEGRATION_TO_CALLBACK))
-            raise InputError(f"report_to: expected 'all', 'none', or one or several of {known}, got {name!r}")
-        if name not in {*get_available_reporting_integrations(), *_NOT_LISTED}:
-            raise InputError(f"report_to: expected an installed tracker, got {name!r}; install it or use 'none'")
-
-
-def _check_steps(args: Any) -> None:
-    if args.max_steps == 0:
-        raise InputError("max_steps: expected an integer >= 1, or -1 for num_train_epochs, got 0")
-    if args.max_steps < 0 and not args.num_train_epochs > 0:
-        raise InputError(f"num_train_epochs: expected a number > 0 without max_steps, got {args.num_train_epochs}")
-    by_steps = args.save_strategy == SaveStrategy.STEPS
-    if args.load_best_model_at_end and by_steps and args.save_steps != args.eval_steps:
-        raise InputError(
-            f"save_steps: expected {args.eval_steps}, the value of eval_steps, with load_best_model_at_end, got "
-            f"{args.save_steps}: the best evaluation may be at a step without a checkpoint"
         )
 
 
@@ -128,9 +99,8 @@ def check_deepspeed_runs(kind: DistributedType) -> None:
     """Raises `InputError` if accelerate silently runs without a configured DeepSpeed."""
     if kind != DistributedType.DEEPSPEED:
         raise InputError(
-            "use_cpu: expected false in accelerate's settings (its config, ACCELERATE_USE_CPU) for a run with "
-            f"DeepSpeed, got true, with which accelerate runs {kind.value} without DeepSpeed; set it to false there "
-            "and use_cpu: true in the training config (docs/multi_node.md, A rehearsal on a CPU)"
+            f"use_cpu: accelerate's `use_cpu: true` turns DeepSpeed off, so it would run {kind.value}. Set it to false "
+            "there (its config, ACCELERATE_USE_CPU), and use_cpu: true in the training config (docs/multi_node.md)"
         )
 
 
@@ -180,12 +150,6 @@ MAY_CHANGE = frozenset(
     trust_remote_code vllm_enable_sleep_mode vllm_server_base_url vllm_server_host vllm_server_port
     vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization""".split()
 )
-# Settings that are read at each `train`, and those read when it makes the optimizer. A trainer copies all others.
-READ_AT_TRAIN = frozenset(
-    """max_steps num_train_epochs max_grad_norm lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio seed
-    request_seeds""".split()
-)
-OF_OPTIMIZER = frozenset("optim optim_args learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon".split())
 # Settings that name a model: a folder of weights or a Hub id.
 MODELS = ("model", "adapter_weights", "critic_model_name_or_path")
 # Settings as written, and the resolved setting that is compared instead: it includes defaults and no path.
@@ -212,37 +176,11 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "adapter": {name: config.to_dict() | {"base_model_name_or_path": None} for name, config in adapters.items()},
         **trainer.settings_of_data(),
     }
-    settings |= config_settings(args)
+    settings |= {name: value for name, value in args.to_dict().items() if name not in MAY_CHANGE}
     for name in MODELS:
         if settings.get(name):
             settings[name] = on_main_process(args, partial(what_model, settings[name]))
     return json.loads(json.dumps(settings, default=_plain))
-
-
-def config_settings(args: Any) -> dict[str, Any]:
-    """Returns the configuration fields that affect what a run learns, as plain JSON types."""
-    names = [field.name for field in fields(args) if field.name not in MAY_CHANGE and not field.name.startswith("_")]
-    return json.loads(json.dumps({name: getattr(args, name) for name in names}, default=_plain))
-
-
-def check_unchanged(trainer: Any, used: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `config_settings` of a trainer that is to train.
-
-    Args:
-        trainer: The trainer.
-        used: Those with which it was made or trained last.
-
-    Raises:
-        InputError: If a field has another value than the trainer uses.
-    """
-    may_change = READ_AT_TRAIN if trainer.optimizer is not None else READ_AT_TRAIN | OF_OPTIMIZER
-    settings = config_settings(trainer.args)
-    for name, now in settings.items():
-        if now != used[name] and name not in may_change:
-            raise InputError(
-                f"{name}: expected {used[name]!r}, as this trainer uses, got {now!r}; make a new trainer to change it"
-            )
-    return settings
 
 
 def load_settings(model: Any, args: Any) -> dict[str, Any]:
@@ -308,13 +246,9 @@ def _plain(value: Any) -> Any:
     """Returns JSON types for a value that `json` cannot write."""
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, Mapping):
-        return dict(value)
     if isinstance(value, set | frozenset):
         return sorted(value)
-    if is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return type(value).__name__
+    return dict(value) if isinstance(value, Mapping) else type(value).__name__
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -330,16 +264,6 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
     return lines
 
 
-def warn_finished(args: Any, step: int) -> None:
-    """Warns that a run has nothing to train."""
-    if args.process_index == 0:
-        warnings.warn(
-            f"{args.output_dir} is finished, at step {step}: nothing is trained or written. To continue training, "
-            "raise max_steps and set resume_with_changes; to start over, use another output_dir",
-            stacklevel=5,
-        )
-
-
 def check_origin(args: Any, checkpoint: str) -> None:
     """Raises `InputError` for a checkpoint outside `output_dir` whose source is not trusted."""
     own = os.path.realpath(args.output_dir)
@@ -351,19 +275,13 @@ def check_origin(args: Any, checkpoint: str) -> None:
         )
 
 
-def check_final_model(args: Any, step: int) -> None:
-    """Raises `InputError` if a finished run has only its final model, but no rank has whole weights to load it into."""
-    if shards_weights(args):
+def check_settings(args: Any, checkpoint: str, now: Mapping[str, Any]) -> None:
+    """Raises `InputError` if a checkpoint has other settings; with `resume_with_changes`, warns of them."""
+    lines = differences(read_state(os.path.join(checkpoint, STATE_FILE), "settings")["settings"], now)
+    if lines and not args.resume_with_changes:
         raise InputError(
-            f"output_dir: expected a checkpoint of step {step} in {args.output_dir}, where a run is finished, got "
-            "none; ZeRO-3 and FSDP cannot load its final model instead. Start from that model in another output_dir"
+            f"resume_from_checkpoint: {checkpoint} was made with other settings, so the result would match neither "
+            "run:\n  " + ";\n  ".join(lines) + ".\nRestore them, or set resume_with_changes to true to resume anyway"
         )
-
-
-def refusal(run: str, lines: list[str]) -> str:
-    """Returns the error message for changed settings; `run` is a field name followed by the folder."""
-    return (
-        f"{run} was made with other settings, so the result would match neither run:\n  "
-        + ";\n  ".join(lines)
-        + ".\nRestore these settings, or set resume_with_changes to true to resume anyway"
-    )
+    if lines:
+        warnings.warn(f"{checkpoint} is resumed with other settings: {'; '.join(lines)}", stacklevel=5)

@@ -45,7 +45,7 @@ def read_state(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             state = json.load(file)
     except FileNotFoundError as error:
-        raise InputError(f"{os.fspath(path)} is missing; no trainer of epo_trl has written this folder") from error
+        raise InputError(f"{os.fspath(path)} is missing: the folder is incomplete, or not of epo_trl") from error
     except OSError as error:
         raise InputError(f"{os.fspath(path)} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # neither JSON nor UTF-8

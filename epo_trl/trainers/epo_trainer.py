@@ -15,10 +15,11 @@ by separate components and by the methods named in the configuration (`epo_trl.m
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from accelerate.utils import gather_object
@@ -28,6 +29,7 @@ from transformers import PreTrainedModel, set_seed
 
 from epo_trl.devices import return_freed_memory
 from epo_trl.envs.base import TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.play import check_first_task
 from epo_trl.evaluation.samples import print_episodes
@@ -36,8 +38,10 @@ from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import check_reads_text, freeze_unread, settle_experts, turn_off_noise
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.runs.callbacks import use_short_progress
+from epo_trl.runs.checkpoint_files import step_of
 from epo_trl.runs.guards import check_aborts, first_errors, spread_nonfinite
-from epo_trl.runs.run_settings import shards_weights
+from epo_trl.runs.rl_run import RLRun
+from epo_trl.runs.run_settings import content_digest, model_digest, shards_weights
 from epo_trl.scoring.reference import find_candidates
 from epo_trl.scoring.row_scorer import RowScorer, ScoringTask, row_ids
 from epo_trl.trainers import batches
@@ -47,17 +51,19 @@ from epo_trl.trainers.collection import Collected, Collector, Player, episode_re
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine, vllm_start
 from epo_trl.trainers.evaluator import Evaluator, scalars, worst_if_missing
-from epo_trl.trainers.long_run_trainer import LongRunTrainer
-from epo_trl.trainers.model_card import CardFacts, card_facts
+from epo_trl.trainers.model_card import CardFacts, OwnModelCard, card_facts
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_within_groups, zero_signal_monitor
-from epo_trl.trainers.setup import check_context_fits, divide, set_up
+from epo_trl.trainers.setup import check_context_fits, divide, keeping_reference, set_up
 from epo_trl.trainers.support import check_arguments, check_vllm_weights
 from epo_trl.types import Episode
 
+# Files of a checkpoint, equal on all ranks.
+METHODS, REFERENCE = "methods.pt", "reference_weights.pt"
 
-class EPOTrainer(LongRunTrainer):
+
+class EPOTrainer(OwnModelCard, RLRun):
     """Trains a language model on text environments, by default with GRPO and the terms of EPO (arXiv 2509.22576).
 
     Args:
@@ -73,6 +79,7 @@ class EPOTrainer(LongRunTrainer):
 
     _tag_names = ["trl", "epo_trl", "grpo"]
     _name = "EPO"
+    args: EPOConfig
     has_critic = False
 
     def __init__(
@@ -94,7 +101,7 @@ class EPOTrainer(LongRunTrainer):
         (env,), first_task = self.player.provide(1), setup.train_dataset[0]["prompt"]
         check_first_task(env, first_task, args.seed, self.rules.context, self.rules.protocol)
         test_lists = {split: Dataset.from_dict({"prompt": ids}) for split, ids in setup.test_tasks.items()}
-        with vllm_start(args), warnings.catch_warnings():
+        with vllm_start(args), keeping_reference(self, args), warnings.catch_warnings():
             # This trainer relies on rollout_func; tests/test_trl_contract.py checks its name and behaviour.
             warnings.filterwarnings("ignore", message=".*'rollout_func', which is an experimental feature")
             super().__init__(
@@ -144,7 +151,6 @@ class EPOTrainer(LongRunTrainer):
         self.samples = EpisodeSamples(args, self.processing_class, self.ranks, self.num_generations)
         self.last_episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []  # of the last evaluation, with the details
-        self.rl_step = 0
         self._zero_signal = zero_signal_monitor(
             args, self.methods, self.ranks, self.num_generations, has_critic=self.has_critic
         )
@@ -330,6 +336,17 @@ class EPOTrainer(LongRunTrainer):
             self._close_rl_step()
         return output
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as `LongRun.train` does."""
+        try:
+            output = super().train(*args, **kwargs)
+            if not self.preempted:
+                self.health.end_run()
+            return output
+        finally:
+            if self.ahead:
+                self.ahead.stop()
+
     def _close_rl_step(self) -> None:
         metrics = self.methods.end_rl_step(self.ranks, self.rl_step, self.total_rl_steps)
         seconds = {"time/update": max(0.0, self.update_seconds)}
@@ -338,7 +355,83 @@ class EPOTrainer(LongRunTrainer):
         self.samples.end()
         self.rl_step += 1
 
+    # --- Checkpoints -------------------------------------------------------------------------------------------
+
+    def settings_of_data(self) -> dict[str, Any]:
+        """Returns the tasks, environment settings, rewards, method settings, and checksums of the prompts' texts.
+
+        With `load_best_model_at_end`, also what decides which evaluation is the best.
+        """
+        args = self.args
+        best_by = {"metric": args.metric_for_best_model, "greater_is_better": args.greater_is_better}
+        return {
+            **({"best_by": best_by | self.evaluator.settings()} if args.load_best_model_at_end else {}),
+            "methods": self.methods.settings(),
+            "template": self.rules.context.template.checksums(),
+            "examples": self.rules.protocol.few_shot,
+            "reward_funcs": self.reward_func_names,
+            "suite": self.suite.name,
+            "environment": dict(self.suite.settings),
+            "train_tasks": model_digest(self.train_dataset["prompt"][:], "tasks"),
+            "task_contents": content_digest(self.suite.content("train")),
+        }
+
+    def _run_state(self) -> dict[str, Any]:
+        parts = {"health": self.health.state_dict()}
+        return {**super()._run_state(), **parts}
+
+    def _load_run_state(self, state: dict[str, Any]) -> None:
+        super()._load_run_state(state)
+        self.health.load_state_dict(state["health"])
+
+    def _save_rank_state(self, folder: str) -> None:
+        super()._save_rank_state(folder)
+        if not self.args.should_save:
+            return
+        tensors = {METHODS: self.methods.state_dict()}
+        if self.args.sync_ref_model:
+            tensors[REFERENCE] = self.accelerator.unwrap_model(self.ref_model).state_dict()
+        for name, state in tensors.items():
+            if state:
+                torch.save(state, os.path.join(folder, name))
+
+    def _load_rank_state(self, folder: str) -> None:
+        def load(name: str) -> Any:
+            return self._load_tensors(os.path.join(folder, name))
+
+        self.methods.load_state_dict(load(METHODS) or {})
+        if self.args.sync_ref_model and (weights := load(REFERENCE)):
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(weights)
+        super()._load_rank_state(folder)
+
+    def _batch_state(self) -> dict[str, Any]:
+        parts = {"methods": self.methods.batch_state(), "samples": self.samples.state()}
+        return {"temperature": self.args.temperature, "context": self.args.context, **parts}
+
+    def _batch_fits(self, state: Mapping[str, Any]) -> bool:
+        return (
+            state["methods"]["sums"].keys() == self.methods.keys()
+            and batches.holds_what_the_loss_reads(self, state["inputs"])
+            and state["temperature"] == self.args.temperature
+            and state["context"] == self.args.context
+        )
+
+    def _load_batch_state(self, state: dict[str, Any]) -> None:
+        self.methods.load_batch_state(state["methods"])
+        self.samples.load_state(state["samples"])
+
+    def _load_best_model(self) -> None:
+        """Loads the weights of the best evaluation, and sends them to vLLM before the next generation."""
+        super()._load_best_model()
+        if os.path.isdir(best := str(self.state.best_model_checkpoint)):  # otherwise the last weights stay
+            self.best_step = step_of(best)
+        self.player.engine.weights_changed()
+
     # --- Evaluation and logs -----------------------------------------------------------------------------------
+
+    def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises `InputError`: TRL would return the loss of one training batch as a result."""
+        raise InputError("predict: expected evaluate() for the test lists or play() for episodes, got predict()")
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"

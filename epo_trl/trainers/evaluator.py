@@ -42,7 +42,7 @@ class Evaluator:
     ranks: Comm
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings that decide a success rate; a resumed run may change them."""
+        """Returns the settings that decide a success rate."""
         protocol = {**self.rules.protocol.to_dict(), "description": ""}
         tasks = {split: model_digest(ids, "tasks") for split, ids in self.tasks.items()}
         return {"protocol": protocol, "eval_seed": self.args.eval_seed, "test_tasks": tasks}

@@ -178,10 +178,6 @@ class EPOPPOTrainer(EPOTrainer):
 
     # --- Checkpoints -------------------------------------------------------------------------------------------
 
-    def _restart(self) -> None:
-        super()._restart()
-        self._value_sums.zero_()
-
     def _batch_state(self) -> dict[str, Any]:
         return {**super()._batch_state(), "value_sums": self._value_sums}
 

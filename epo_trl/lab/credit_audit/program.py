@@ -37,7 +37,7 @@ from epo_trl.runs.checkpoint_files import what_model
 from epo_trl.runs.run_lock import folder_lock
 from epo_trl.runs.state_file import read_state, write_atomically, write_state
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
-from epo_trl.trainers.long_run_trainer import METHODS
+from epo_trl.trainers.epo_trainer import METHODS
 from epo_trl.trainers.setup import build_rules
 
 SETTINGS = "settings.json"
