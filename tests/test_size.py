@@ -8,7 +8,7 @@ import pytest
 from test_layers import PACKAGE, part_of
 
 ROOT = PACKAGE.parent
-LINES = {"core": 21863, "games": 5846, "lab": 5112, "tests": 39053, "docs": 4999}
+LINES = {"core": 21141, "games": 5846, "lab": 5112, "tests": 38249, "docs": 4980}
 
 
 def part_of_the_project(path: Path) -> str:
