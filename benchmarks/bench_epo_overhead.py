@@ -25,9 +25,8 @@ from trl import GRPOTrainer, ModelConfig
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.models import load_policy
-from epo_trl.scoring.row_scorer import ScoringTask
 from epo_trl.trainers import EPOConfig, EPOTrainer
-from epo_trl.trainers.batches import layout_in
+from epo_trl.trainers.epo_trainer import Scored
 
 TRL, ZERO, EPO = "TRL's loss", "lambda = 0", "EPO"
 LAMBDA = 0.001
@@ -59,8 +58,10 @@ class Compared(EPOTrainer):
 
     def _loss(self, way: str, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if way == TRL:
-            self._scoring = ScoringTask(layout_in(inputs, self.rules.context))
-            return GRPOTrainer.compute_loss(self, model, inputs, *args, **kwargs)
+            part = self.step.part(inputs, self._loss_scale())
+            scores, _ = self.scorer.score(model, part.input_ids, part.layout)
+            scored = Scored(scores.logps, scores.entropy, None)
+            return GRPOTrainer.compute_loss(self, scored, inputs, *args, **kwargs)
         self.methods["epo"].epo_lambda = LAMBDA if way == EPO else 0.0
         return super().compute_loss(model, inputs, *args, **kwargs)
 

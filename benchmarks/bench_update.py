@@ -39,9 +39,8 @@ from epo_trl.models.load import corpus
 from epo_trl.rollout import episode_to_row
 from epo_trl.scoring.fused_head import compact_scoring
 from epo_trl.scoring.turn_forward import Passes
-from epo_trl.scoring.turn_layout import TurnLayout
 from epo_trl.trainers import EPOConfig, EPOTrainer
-from epo_trl.trainers.batches import layout_entries
+from epo_trl.trainers.step import RLStep
 from epo_trl.types import Episode, StopReason, Turn
 
 HISTORY = 2
@@ -80,10 +79,7 @@ def build_episode_rows(episodes: list[Episode]) -> dict[str, torch.Tensor]:
     """Builds TRL's batch of the episodes: one row each."""
     rows = [episode_to_row(episode, 0) for episode in episodes]
     batch = _padded([row.prompt_ids for row in rows], [row.completion_ids for row in rows])
-    batch["tool_mask"] = _right([row.env_mask for row in rows])
-    turn_ids, prompt_tokens = _right([row.turn_ids for row in rows], -1), [len(row.prompt_ids) for row in rows]
-    layout = TurnLayout(turn_ids.cpu(), batch["tool_mask"].cpu(), torch.tensor(prompt_tokens), windowed=True)
-    return batch | layout_entries(layout, torch.device(device()))
+    return batch | {"tool_mask": _right([row.env_mask for row in rows]), "row": torch.arange(len(rows))}
 
 
 def build_turn_rows(episodes: list[Episode]) -> dict[str, torch.Tensor]:
@@ -136,8 +132,10 @@ def make(
     if way == "a row per turn":
         advantages = advantages.repeat_interleave(len(episodes[0].turns))
     if is_ours:
-        advantages = advantages.unsqueeze(1).expand_as(batch["turn_ids"])
-        batch["num_episodes"] = torch.tensor(float(len(episodes)))
+        advantages = advantages.unsqueeze(1).expand_as(batch["tool_mask"])
+        context, ranks = ours.rules.context, ours.ranks
+        ours.step = RLStep.lay_out(episodes, context, len(episodes), ranks, placeholder_id=0, multiple=None)
+        ours.step.num_episodes = torch.tensor(float(len(episodes)))
     batch["advantages"] = advantages
     batch["num_items_in_batch"] = (batch["completion_mask"] * batch.get("tool_mask", 1)).sum()
     trainer.current_gradient_accumulation_steps = 1

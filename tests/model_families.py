@@ -21,7 +21,6 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.models.families import load_model
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import load_policy, merge_adapter, policy_for_training
-from epo_trl.scoring.row_scorer import ScoringTask
 from epo_trl.scoring.turn_layout import TurnLayout
 from epo_trl.trainers import EPOTrainer
 
@@ -222,7 +221,7 @@ def check_family(family: Family, folder: Path) -> dict[str, str]:
         trainer = make_family_trainer(start, folder / "scores")
         ids, layout = _two_rows()
         plain, trained = load_model(start).eval(), trainer.model.train()
-        found = trainer.scorer.score(trained, ids, ScoringTask(layout))[0]
+        found = trainer.scorer.score(trained, ids, layout)[0]
         for row, (first, last) in enumerate(((0, 12), (2, 9))):
             with torch.no_grad():
                 log_p = plain(input_ids=ids[row : row + 1, first:last]).logits[0].float().log_softmax(-1)

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from trainer_kit import catch_step, make_episode, make_ppo, results_of, with_episodes
+from trainer_kit import batches_of, catch_step, make_episode, make_ppo, with_episodes
 
 from epo_trl.types import StopReason
 
@@ -13,7 +13,7 @@ STATES = [[20, 21, 22], [23], [24, 25], [], [26], [], [], [27, 28]]  # after the
 def inject(trainer):
     """Lets the trainer "play" the episodes made by hand; returns the batches that come out of them."""
     with_episodes(trainer)._final_states = lambda episodes: [list(state) for state in STATES]
-    return results_of(trainer, "_generate_and_score_completions")
+    return batches_of(trainer)
 
 
 def is_critic(name):
@@ -42,6 +42,6 @@ def step_on(folder, episodes, *, make=make_ppo, **changes):
     if make is make_ppo:
         trainer._final_states = lambda episodes: [[20 + i] * (e.stop is StopReason.TURN_LIMIT)
                                                   for i, e in enumerate(episodes)]  # fmt: skip
-    batches = results_of(trainer, "_generate_and_score_completions")
+    batches = batches_of(trainer)
     _, gradients = catch_step(trainer)
     return trainer, batches[0], gradients

@@ -14,7 +14,7 @@ from epo_trl.runs.callbacks import short_line
 from epo_trl.runs.checkpoint_files import STATE_FILE, is_complete
 from epo_trl.runs.guards import TooManyAborted
 from epo_trl.runs.state_file import read_state
-from epo_trl.trainers.batches import RLStep
+from epo_trl.trainers.step import RLStep
 from epo_trl.types import StopReason
 
 pytestmark = pytest.mark.slow
@@ -116,8 +116,9 @@ def test_the_line_of_a_step_shows_aborted_episodes_if_there_are_any():
 def test_a_rank_without_a_usable_episode_has_log_probabilities_where_the_others_have_them(others_have, zeros):
     """vLLM gives them, and TRL compares them with its own on every rank."""
     context = SimpleNamespace(is_windowed=True)
-    step = RLStep.lay_out([make_episodes()[5]], context, placeholder_id=0, multiple=None)
-    assert step.to_rollout_output(Comm(gather=lambda own: [others_have, *own]))["logprobs"] == zeros
+    ranks = Comm(gather=lambda own: [others_have, *own])
+    step = RLStep.lay_out([make_episodes()[5]], context, 1, ranks, placeholder_id=0, multiple=None)
+    assert step.to_rollout_output()["logprobs"] == zeros
 
 
 @pytest.mark.parametrize(("aborted", "greater", "best"), [(2, True, 3), (2, False, 1), (1, True, 3), (1, False, 2)])

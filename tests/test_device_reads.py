@@ -7,12 +7,12 @@ import torch
 from device_reads import DeviceReads
 from generation_kit import respond
 from method_table import CASES, PPO, config_of, trainer_of
+from torch.utils._pytree import tree_leaves
 from trainer_kit import collected, make_model
 
 from epo_trl.methods.epo import EPO
 from epo_trl.models.prefix_cache import PrefixCache
 
-LAYOUT = ("layout/", "episode_row")  # what TRL's batch holds on the CPU
 # Of a micro-batch: entropies of the episodes that are kept, and a check of turn ids that is made on a CPU alone. The
 # candidates of a nucleus, or the few positions whose nucleus is large, are looked for on the device, once in a pass.
 ALLOWED, CHOSEN = 2, {"ref-nucleus": 1, "siren": 1}
@@ -47,10 +47,9 @@ def micro_batch_reads(trainer):
     for method in trainer.methods.values():
         if isinstance(method, EPO) and method.history.per == "step":
             method.history.append(3.0)
-    inputs = {
-        name: value.clone() for name, value in collected(trainer).items()
-    }  # the CPU's tensors are not those of the device
-    on_device = [value for name, value in inputs.items() if not name.startswith(LAYOUT)]
+    inputs = {name: value.clone() for name, value in collected(trainer).items()}  # the rows' layout stays on the CPU
+    kept = tree_leaves({**trainer.step.state_dict(), "layout": None})
+    on_device = [*(value for name, value in inputs.items() if name not in ("row", "turn_ids")), *kept]
     with DeviceReads([*on_device, *trainer.model.parameters()]) as reads:
         trainer.compute_loss(trainer.model, inputs)
     return reads.ours

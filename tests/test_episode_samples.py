@@ -121,20 +121,23 @@ def test_how_many_are_kept_and_when(tmp_path):
 
 
 def begun(folder, ranks=None, episodes=None):
-    """Returns what has chosen among episodes made by hand, and what it wants in the batch."""
+    """Returns what has chosen among episodes made by hand."""
     samples = EpisodeSamples(make_config(folder), toy_tokenizer(), ranks or Comm(), 4)
-    return samples, samples.begin(episodes or make_episodes(), 0, 1)
+    samples.begin(episodes or make_episodes(), 0, 1)
+    return samples
 
 
 def test_a_long_run_keeps_episodes_of_a_fiftieth_of_its_rl_steps_and_of_the_last(tmp_path):
-    samples, _ = begun(tmp_path)
-    kept = [step for step in range(1000) if samples.begin(make_episodes()[:1], step, 1000)]
+    samples, kept = begun(tmp_path), []
+    for step in range(1000):
+        samples.begin(make_episodes()[:1], step, 1000)
+        kept += [step] * (samples.state()["rl_step"] == step)
     assert kept == [*range(0, 1000, 20), 999]
 
 
 def test_two_ranks_keep_what_one_would(tmp_path):
     episodes = make_episodes()
-    one, _ = begun(tmp_path)
+    one = begun(tmp_path)
     one.end()
     whole = read_samples(sample_file(tmp_path, 1))
     sent, outcomes = [], [(episode.total_reward, episode.is_usable) for episode in episodes]
@@ -143,16 +146,15 @@ def test_two_ranks_keep_what_one_would(tmp_path):
             [lambda own: outcomes, lambda own, rank=rank: sent.append(own) or (own + sent[0]) * (rank == 0)]
         )
         ranks = Comm(gather=lambda own, gathered=gathered: next(gathered)(own), index=rank, count=2)
-        half, _ = begun(tmp_path / "two", ranks, episodes=episodes[4 * rank :][:4])
+        half = begun(tmp_path / "two", ranks, episodes=episodes[4 * rank :][:4])
         half.end()
     assert read_samples(sample_file(tmp_path / "two", 1)) == sorted(whole, key=lambda s: s.group)
     assert {sample.group for sample in whole} == {0, 1}
 
 
 def test_an_aborted_episode_is_kept_with_its_error_and_without_entropy(tmp_path):
-    samples, _ = begun(tmp_path)
-    mask = torch.ones(8, 40, dtype=torch.long)
-    samples.add_entropy({"tool_mask": mask, "turn_ids": 0 * mask - 1, "episode_row": torch.arange(8)}, mask.float())
+    samples = begun(tmp_path)
+    samples.add_entropy(range(8), torch.zeros(8, 40, dtype=torch.bool), torch.ones(8, 40))
     samples.end()
     [aborted] = [sample for sample in find_samples(tmp_path) if sample.why == "aborted"]
     assert aborted == find_samples(tmp_path)[0] and aborted.episode.stop == "aborted"
@@ -208,7 +210,7 @@ def tracker(monkeypatch):
 
 def test_trackers_that_the_run_reports_to_get_a_table_with_a_row_for_each_turn(tmp_path, tracker, monkeypatch):
     wandb, trackio = tracker("wandb", run="a run"), tracker("trackio")
-    samples, _ = begun(tmp_path)
+    samples = begun(tmp_path)
     monkeypatch.setattr(samples.args, "report_to", ["wandb", "trackio", "tensorboard"])
     samples.end()
     kept = read_samples(sample_file(tmp_path, 1))
@@ -222,7 +224,7 @@ def test_trackers_that_the_run_reports_to_get_a_table_with_a_row_for_each_turn(t
 def test_a_tracker_that_is_not_asked_for_or_has_no_run_gets_nothing(tmp_path, tracker, monkeypatch):
     wandb, trackio = tracker("wandb"), tracker("trackio")
     for report_to in ([], ["wandb"]):
-        samples, _ = begun(tmp_path)
+        samples = begun(tmp_path)
         monkeypatch.setattr(samples.args, "report_to", report_to)
         samples.end()
     assert wandb == trackio == []

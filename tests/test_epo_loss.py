@@ -224,7 +224,7 @@ def test_clipped_ratios_credit_per_turn_temperature_and_kl(tmp_path, monkeypatch
 
     def with_old(inputs):
         output = original(inputs)
-        return output | {"old_per_token_logps": flat_old[:, : output["turn_ids"].shape[1]]}
+        return output | {"old_per_token_logps": flat_old[:, : output["completion_ids"].shape[1]]}
 
     trainer._generate_and_score_completions = with_old
     got = step_of(trainer)

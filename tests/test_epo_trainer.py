@@ -14,6 +14,7 @@ from run_kit import StopAt, assert_bit_equal, logged, resumable, weights
 from trainer_kit import (
     GROUP,
     ROWS,
+    batches_of,
     catch_step,
     collected,
     difference,
@@ -225,7 +226,7 @@ class FaultySuite(ToySuite):
 @pytest.mark.parametrize(("fails", "error"), [("step", "RuntimeError: the engine died"), ("reset", "OSError: no such")])
 def test_an_aborted_episode_has_no_part_in_gradient_and_baseline_and_the_run_goes_on(tmp_path, fails, error):
     trainer = make_trainer(tmp_path, suite=FaultySuite(fails), max_steps=3, env_reward_weight=1.0)
-    rollouts, batches = (results_of(trainer, name) for name in ("_collect", "_generate_and_score_completions"))
+    rollouts, batches = results_of(trainer, "_collect"), batches_of(trainer)
     trainer.train()
     assert trainer.state.global_step == 3 and len(trainer.methods["epo"].history) == 3
     assert logged(trainer, "env/aborted") == logged(trainer, "stop/aborted") == [1 / ROWS] * 3

@@ -27,7 +27,6 @@ from epo_trl.scoring import fused_head
 from epo_trl.scoring.fused_head import nucleus, nucleus_entropy
 from epo_trl.scoring.turn_forward import score_turns
 from epo_trl.scoring.turn_layout import TurnLayout, cut_turns
-from epo_trl.trainers.batches import layout_in
 from epo_trl.trainers.monitoring.run_health import watched_entropy
 
 NO = -1
@@ -195,8 +194,7 @@ KINDS = {
 def nucleus_of(trainer, batch):
     """Returns the candidates that the policy of this moment would give."""
     rows = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    layout = layout_in(batch, trainer.rules.context)
-    return trainer.scorer.nucleus(trainer.model, rows, layout, 0.02)
+    return trainer.scorer.nucleus(trainer.model, rows, trainer.step.layout, 0.02)
 
 
 @pytest.mark.slow
@@ -209,14 +207,15 @@ def test_the_reference_stays_where_the_policy_began(tmp_path, kind):
     collect, batches, own = trainer._generate_and_score_completions, [], []
 
     def look(inputs):
-        batches.append(collect(inputs))
-        own.append(nucleus_of(trainer, batches[-1]))
-        return batches[-1]
+        batch = collect(inputs)
+        batches.append(trainer.step.candidates)
+        own.append(nucleus_of(trainer, batch))
+        return batch
 
     trainer._generate_and_score_completions = look
     before = weights(trainer)
     trainer.train()
-    first, last = batches[0]["candidates"], batches[-1]["candidates"]
+    first, last = batches[0], batches[-1]
     assert torch.equal(first, last) and (first >= 0).any(-1).sum() > 5
     assert torch.equal(first, own[0]), "at first the policy is the reference"
     assert first.shape != own[-1].shape or not torch.equal(first, own[-1]), "later it would choose from others"

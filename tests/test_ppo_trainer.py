@@ -33,9 +33,7 @@ from epo_trl.methods import Credit
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.critic import Critic, attach_critic, critic_aside, detach_critic
 from epo_trl.rollout.context import TurnView
-from epo_trl.scoring.row_scorer import ScoringTask, row_ids
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
-from epo_trl.trainers.batches import layout_in
 from epo_trl.trainers.critic.file import CRITIC_FILE
 from epo_trl.trainers.critic.final_states import final_states, final_values
 from epo_trl.trainers.critic.setup import hide_critic, make_critic
@@ -364,11 +362,13 @@ def test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_ep
 
     def spy(model, inputs, *args, **kwargs):
         loss = original(model, inputs, *args, **kwargs)
-        ids, layout = row_ids(inputs), layout_in(inputs, trainer.rules.context)
+        part = trainer.step.part(inputs, trainer._loss_scale())
         with torch.no_grad():
-            again = trainer.scorer.values(trainer.model, ids, layout)
-            now = trainer.scorer.score(trainer.model, ids, ScoringTask(layout))[0].logps
-        seen.append((inputs, again, now))
+            again = trainer.scorer.values(trainer.model, part.input_ids, part.layout)
+            now = trainer.scorer.score(trainer.model, part.input_ids, part.layout)[0].logps
+        targets = part.targets
+        own = {"old_values": targets.values, "returns": targets.returns, "value_points": targets.points}
+        seen.append(({**inputs, **own}, again, now))
         return loss
 
     trainer.compute_loss = spy
@@ -393,8 +393,9 @@ def test_the_value_loss_and_the_share_that_was_clipped_are_those_of_a_loop(tmp_p
     collect = trainer._generate_and_score_completions
 
     def moved(inputs):
-        output = collect(inputs)
-        return output | {"old_values": output["old_values"] + 1 - 2 * (output["turn_ids"] % 2)}
+        output, step = collect(inputs), trainer.step
+        step.targets = replace(step.targets, values=step.targets.values + 1 - 2 * (step.layout.turn_ids % 2))
+        return output
 
     trainer._generate_and_score_completions = moved
     trainer.train()
@@ -612,7 +613,7 @@ def test_a_checkpoint_without_its_critic_or_with_another_kind_is_refused(tmp_pat
         resumable_ppo(tmp_path, "value head", resume_with_changes=True).train(resume_from_checkpoint=checkpoint)
     (tmp_path / "checkpoint-3" / CRITIC_FILE).unlink()
     with pytest.raises(ValueError, match=f"resume_from_checkpoint: .*{CRITIC_FILE} is missing"):
-        resumable_ppo(tmp_path).train(resume_from_checkpoint=checkpoint)
+        resumable_ppo(tmp_path, resume_with_changes=True).train(resume_from_checkpoint=checkpoint)
 
 
 @pytest.mark.slow

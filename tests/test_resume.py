@@ -309,7 +309,7 @@ def test_a_checkpoint_of_another_folder_needs_trust_and_a_plain_one_cannot_run_c
 
     pickled = [path for path in theirs.iterdir() if path.suffix in (".pt", ".pth")]
     names = {path.name for path in pickled}
-    assert names == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "collected_batch_0.pt"}
+    assert names == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "methods.pt", "collected_batch_0.pt"}
     for path in pickled:
         content = path.read_bytes()
         torch.save(Evil(tmp_path / "harm"), path)

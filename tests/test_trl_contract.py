@@ -3,8 +3,10 @@
 The first part compares names and signatures, the second runs the seams on a tiny model.
 """
 
+import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +190,19 @@ def test_seam_has_the_expected_signature(seam):
 def test_source_says_what_we_rely_on(where, pattern, used):
     source = inspect.getsource(inspect.unwrap(getattr(GRPOTrainer, where)))
     assert re.search(pattern, source), advice(where, pattern, "no such line", used)
+
+
+def test_the_loss_hands_its_model_to_what_scores_it_and_to_nothing_else():
+    """`compute_loss` passes scores in the model's place."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(GRPOTrainer._compute_loss))))
+    readers = [
+        ast.unparse(call.func)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and any(isinstance(x, ast.Name) and x.id == "model" for x in call.args)
+    ]
+    count = sum(isinstance(node, ast.Name) and node.id == "model" for node in ast.walk(tree))
+    wanted = (["self._get_per_token_logps_and_entropies"], 1)
+    assert (readers, count) == wanted, advice("_compute_loss", wanted, (readers, count), "scores in the model's place")
 
 
 def test_the_losses_that_we_take_are_those_of_trl():

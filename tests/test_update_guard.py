@@ -72,9 +72,11 @@ def test_too_many_in_a_row_end_the_run_with_the_batch_saved(tmp_path):
     saved = torch.load(tmp_path / "_nonfinite" / "step_000004_rank0.pt")
     assert saved["step"] == 4 and math.isnan(saved["grad_norm"])
     assert [math.isnan(loss) for loss in saved["losses"]] == [False, True]
-    assert len(saved["batch"]) == 2
+    batch = saved["batch"]["inputs"]
+    assert len(batch) == 2
     for name, value in trainer._buffered_inputs[1].items():
-        torch.testing.assert_close(saved["batch"][1][name], value, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(batch[1][name], value, rtol=0, atol=0, equal_nan=True)
+    assert saved["batch"]["step"]["layout"]["turn_ids"].equal(trainer.step.layout.turn_ids)
 
 
 @pytest.mark.slow

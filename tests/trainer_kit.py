@@ -180,6 +180,30 @@ def results_of(owner: Any, name: str) -> list[Any]:
     return results
 
 
+def with_step(trainer: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns TRL's batch of all rows of an RL step, with the tensors that the step keeps of them."""
+    step, own = trainer.step, {"turn_ids": trainer.step.layout.turn_ids, "num_episodes": trainer.step.num_episodes}
+    if step.candidates is not None:
+        own["candidates"] = step.candidates
+    if (targets := step.targets) is not None:
+        own |= {"old_values": targets.values, "returns": targets.returns, "value_points": targets.points}
+    return {**batch, **own}
+
+
+def batches_of(trainer: Any) -> list[dict[str, Tensor]]:
+    """Returns a list that gets the batch of each RL step from now on, as `with_step` does."""
+    batches: list[dict[str, Tensor]] = []
+    method = trainer._generate_and_score_completions
+
+    def keep(inputs):
+        batch = method(inputs)
+        batches.append(with_step(trainer, batch))
+        return batch
+
+    trainer._generate_and_score_completions = keep
+    return batches
+
+
 def one_batch() -> list[dict[str, str]]:
     """Returns the rows of an RL step, as from a dataset: TRL writes into them."""
     return [{"prompt": f"train/{i // GROUP}"} for i in range(ROWS)]
@@ -189,7 +213,7 @@ def collected(trainer: Any) -> dict[str, Tensor]:
     """Returns TRL's batch of an RL step, for one call of `compute_loss`."""
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    return trainer._generate_and_score_completions(one_batch())
+    return with_step(trainer, trainer._generate_and_score_completions(one_batch()))
 
 
 def settle_by_task(episodes: Sequence[Episode]) -> list[Episode]:

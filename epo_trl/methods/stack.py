@@ -14,8 +14,6 @@ from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch,
 from epo_trl.methods.entropy_meter import EntropyMeter
 from epo_trl.types import LARGEST_REWARD, Episode
 
-_MARK = "marks/{method}/{name}"  # key in TRL's batch
-
 
 class Methods(dict[str, Method]):
     """The methods of a run by name. `epo_trl.methods.build_methods` builds them from a configuration.
@@ -105,18 +103,15 @@ class Methods(dict[str, Method]):
         """Returns the credit assigned by the first method."""
         return next(iter(self.values())).credit(batch)
 
-    def modify_advantages(self, advantages: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Returns the modified (B, T) advantages and the token annotations, as entries of TRL's batch."""
-        token_annotations: dict[str, Tensor] = {}
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Mapping[str, Tensor]]]:
+        """Returns the modified (B, T) advantages, and the token annotations by method."""
+        token_annotations: dict[str, Mapping[str, Tensor]] = {}
         self._batch_metrics = {}
-        for method, hooks in self.items():
-            shaped = hooks.modify_advantages(advantages, batch)
-            advantages = shaped.advantages
+        for name, method in self.items():
+            shaped = method.modify_advantages(advantages, batch)
+            advantages, token_annotations[name] = shaped.advantages, shaped.token_annotations
             self._batch_metrics |= shaped.metrics
-            token_annotations |= {
-                _MARK.format(method=method, name=name): mark for name, mark in shaped.token_annotations.items()
-            }
-        return {"advantages": advantages, **token_annotations}
+        return advantages, token_annotations
 
     # --- In the loss ---------------------------------------------------------------------------------------------
 
@@ -126,21 +121,19 @@ class Methods(dict[str, Method]):
             logps = method.ratio(logps, old_logps, turn_ids, mask)
         return logps
 
-    def loss(self, micro: MicroBatch, batch: Mapping[str, Any]) -> Tensor | None:
+    def loss(self, micro: MicroBatch, token_annotations: Mapping[str, Mapping[str, Tensor]]) -> Tensor | None:
         """Returns the sum of the methods' loss terms, or `None` if there is none.
 
         Args:
             micro: The forward pass.
-            batch: TRL's batch, which contains the token annotations.
+            token_annotations: Those of these rows, by method.
         """
-        terms = [method.loss(self._marked(name, micro, batch)) for name, method in self.items()]
+        terms = []
+        for name, method in self.items():
+            own = token_annotations.get(name)
+            terms.append(method.loss(replace(micro, token_annotations=own) if own else micro))
         given = [term for term in terms if term is not None]
         return torch.stack(given).sum() if len(given) > 1 else given[0] if given else None
-
-    def _marked(self, method: str, micro: MicroBatch, batch: Mapping[str, Any]) -> MicroBatch:
-        prefix = _MARK.format(method=method, name="")
-        token_annotations = {name.removeprefix(prefix): mark for name, mark in batch.items() if name.startswith(prefix)}
-        return replace(micro, token_annotations=token_annotations) if token_annotations else micro
 
     # --- Metrics and state ----------------------------------------------------------------------------------------
 

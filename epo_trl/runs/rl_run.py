@@ -36,7 +36,6 @@ class RLRun(LongRun, GRPOTrainer):
     def __init__(self, *, args: Any, **kwargs: Any) -> None:
         super().__init__(args=args, **kwargs)
         self.rl_step, self.update_seconds = 0, 0.0
-        self._collected_at = 0  # number of forward-backward passes before the collected batch
         self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
         self._train_sampler: Any = None
         self._passed_at = -1  # number of optimizer steps before the last forward-backward pass
@@ -58,15 +57,6 @@ class RLRun(LongRun, GRPOTrainer):
     def micro_steps_done(self) -> int:
         """Number of forward-backward passes made on the collected batch; 0 at the start of an RL step."""
         return self._step % self.args.micro_steps_per_rl_step
-
-    def begin_first_pass(self) -> None:
-        """Records that a batch has been collected, which the next forward-backward passes are the first to use."""
-        self._collected_at = self._step
-
-    @property
-    def in_first_pass(self) -> bool:
-        """Whether the next forward-backward pass is the first over its part of the collected batch."""
-        return self._step - self._collected_at < self.args.steps_per_generation
 
     @property
     def pending_metrics(self) -> dict[str, list[float]]:
@@ -152,15 +142,18 @@ class RLRun(LongRun, GRPOTrainer):
         """Restores the state returned by `_batch_state`."""
         raise NotImplementedError
 
+    def _whole_batch(self) -> dict[str, Any]:
+        """Returns the batch in use: TRL's tensors, and the state of a subclass."""
+        own = {"inputs": self._buffered_inputs, "world_size": self.accelerator.num_processes}
+        return own | {"update_seconds": self.update_seconds} | self._batch_state()
+
     def _batch_path(self, folder: str) -> str:
         return os.path.join(folder, f"collected_batch_{self.accelerator.process_index}.pt")
 
     def _save_rank_state(self, folder: str) -> None:
         super()._save_rank_state(folder)
         if self.micro_steps_done:
-            own = {"inputs": self._buffered_inputs, "world_size": self.accelerator.num_processes}
-            own |= {"collected_at": self._collected_at, "update_seconds": self.update_seconds}
-            torch.save({**own, **self._batch_state()}, self._batch_path(folder))
+            torch.save(self._whole_batch(), self._batch_path(folder))
 
     def _load_rank_state(self, folder: str) -> None:
         """Restores the batch in use, unless a rank cannot use its part: then the RL step goes on with a new batch."""
@@ -171,8 +164,7 @@ class RLRun(LongRun, GRPOTrainer):
         fits = state is not None and state["world_size"] == world_size and self._batch_fits(state)
         ranks = torch.tensor(float(fits), device=self.accelerator.device)
         if self.accelerator.reduce(ranks, reduction="sum") == world_size and state is not None:
-            self._buffered_inputs = state["inputs"]
-            self._collected_at, self.update_seconds = state["collected_at"], state["update_seconds"]
+            self._buffered_inputs, self.update_seconds = state["inputs"], state["update_seconds"]
             self._load_batch_state(state)
 
     def save_between_updates(self) -> str | None:
@@ -202,6 +194,6 @@ class RLRun(LongRun, GRPOTrainer):
         self.pending_metrics["guard/skipped_updates"] = [self._guard.skipped]
         if self._guard.exhausted:
             self._guard.stop(
-                self.state.global_step, self.accelerator.process_index, float(norm), losses, self._buffered_inputs
+                self.state.global_step, self.accelerator.process_index, float(norm), losses, self._whole_batch()
             )
         return norm

@@ -2,66 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 from torch import Tensor
 from trl.trainer.utils import use_adapter
 
 from epo_trl.devices import to_device
-from epo_trl.methods import Need
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.models.critic import causal_lm
 from epo_trl.objectives.gae import turn_edges
 from epo_trl.scoring.fused_head import compact_scoring
-from epo_trl.scoring.row_scorer import row_ids
 from epo_trl.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns
 
 
 @contextmanager
-def reference_model(trainer: Any) -> Iterator[Any]:
+def reference_model(policy: Any, separate: Any) -> Iterator[Any]:
     """Yields the reference model of TRL's KL term: a separate model, or the policy without its new adapter."""
-    if trainer.ref_model is not None:
-        yield trainer.ref_model
+    if separate is not None:
+        yield separate
         return
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    with use_adapter(policy, "ref" if "ref" in policy.peft_config else None):
-        yield trainer.model
+    inner = extract_model_from_parallel(policy)
+    with use_adapter(inner, "ref" if "ref" in inner.peft_config else None):
+        yield policy
 
 
-@torch.no_grad()
-def find_candidates(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> dict[str, Tensor]:
-    """Returns the entry `candidates` of TRL's batch, if a method needs it: (B, T, K) token ids, padded with -1.
-
-    They are the tokens whose probability under the reference policy exceeds the methods' `cut`. Collective under
-    ZeRO-3.
-    """
-    cut = trainer.methods.cut
-    if cut is None:
-        return {}
-    ids = row_ids(output)
-    with reference_model(trainer) as reference:
-        return {"candidates": trainer.scorer.nucleus(reference, ids, layout, cut)}
-
-
-@torch.no_grad()
-def extract_features(trainer: Any, output: dict[str, Any], layout: TurnLayout) -> TurnFeatures | None:
-    """Returns the features of the turns of TRL's batch if a method needs them. Collective under ZeRO-3."""
-    if not trainer.methods.need(Need.FEATURES):
-        return None
-    ids = row_ids(output)
-    size, turns = trainer.args.per_device_train_batch_size, int(layout.turn_ids.max()) + 1
-    parts = []
-    with reference_model(trainer) as reference:
-        backbone = causal_lm(trainer.accelerator.unwrap_model(reference)).base_model
-        for start in range(0, len(ids), size):
-            rows = layout.rows(start, start + size)
-            cut = cut_turns(ids[start : start + size], rows)
-            with trainer.accelerator.autocast():
-                hidden = last_hidden_states(reference, backbone, cut.input_ids)
-            parts.append(turn_features(hidden, cut, rows, turns))
+def extract_features(
+    model: Any, input_ids: Tensor, layout: TurnLayout, size: int, autocast: Callable[[], AbstractContextManager[Any]]
+) -> TurnFeatures:
+    """Returns the features of the turns of rows, `size` rows at a time. Collective under ZeRO-3."""
+    turns, parts = int(layout.turn_ids.max()) + 1, []
+    backbone = causal_lm(extract_model_from_parallel(model)).base_model
+    for start in range(0, len(input_ids), size):
+        some = slice(start, start + size)
+        rows = layout.rows(some)
+        cut = cut_turns(input_ids[some], rows)
+        with autocast():
+            hidden = last_hidden_states(model, backbone, cut.input_ids)
+        parts.append(turn_features(hidden, cut, rows, turns))
     states, actions, turn_mask = (torch.cat(part) for part in zip(*parts, strict=True))
     return TurnFeatures(states, actions, turn_mask)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,36 +12,13 @@ from torch import Tensor
 
 from epo_trl.devices import to_device
 from epo_trl.methods import Need, TokenScores
+from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.objectives.gae import turn_edges
 from epo_trl.scoring.fused_head import mean_discriminator, nucleus_entropy
+from epo_trl.scoring.reference import extract_features
 from epo_trl.scoring.top_p import own_nucleus_entropy
 from epo_trl.scoring.turn_forward import HeadStatistic, Passes, find_nuclei, score_turns, value_turns
 from epo_trl.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns
-
-
-@dataclass(frozen=True, slots=True)
-class ScoringTask:
-    """The rows that TRL scores next, and their scores so far.
-
-    Args:
-        layout: Layout of the rows.
-        micro_batch: Part of TRL's batch whose loss is computed; `None` when the batch is collected.
-        scores: The scores of each call by TRL.
-    """
-
-    layout: TurnLayout
-    micro_batch: Mapping[str, Any] | None = None
-    scores: list[TokenScores] = field(default_factory=list)
-
-    @property
-    def candidates(self) -> Tensor | None:
-        """(B, T, K) token ids of the reference nucleus, padded with -1; `None` if no entropy over it is needed."""
-        return self.micro_batch.get("candidates") if self.micro_batch else None
-
-    @property
-    def with_values(self) -> bool:
-        """Whether to compute the critic's values in the same forward pass."""
-        return self.micro_batch is not None and "old_values" in self.micro_batch
 
 
 @dataclass(frozen=True)
@@ -52,6 +29,7 @@ class RowScorer:
         autocast: Factory of the context manager of a forward pass.
         passes: Division of a micro-batch into forward passes with gradient.
         without_gradient: Division of a batch into forward passes without gradient.
+        rows: Number of rows of a micro-batch.
         top_p: Total probability of the policy's own nucleus, for `Need.TOP_P`; `None` without it.
         discriminator: Whether to compute `Need.DISCRIMINATOR` when a batch is collected.
     """
@@ -59,45 +37,55 @@ class RowScorer:
     autocast: Callable[[], AbstractContextManager[Any]]
     passes: Passes
     without_gradient: Passes
+    rows: int
     top_p: float | None = None
     discriminator: bool = False
 
     def score(
-        self, model: Any, input_ids: Tensor, task: ScoringTask, *, with_aux_loss: bool = False
+        self,
+        model: Any,
+        input_ids: Tensor,
+        layout: TurnLayout,
+        *,
+        candidates: Tensor | None = None,
+        with_values: bool = False,
+        with_aux_loss: bool = False,
     ) -> tuple[TokenScores, Tensor | None]:
         """Returns the scores of the rows, and the load-balancing loss of a mixture of experts if requested. Collective.
 
         Args:
             model: A model with TRL's fused LM head.
             input_ids: (B, P + T) token ids.
-            task: Layout of the rows, and what to compute.
+            layout: Layout of the rows.
+            candidates: (B, T, K) token ids of the reference nucleus, padded with -1, for the entropy over it.
+            with_values: Whether to compute the critic's values in the same forward pass.
             with_aux_loss: Whether to compute the load-balancing loss.
         """
         options: dict[str, Any] = {"passes": self.passes if torch.is_grad_enabled() else self.without_gradient}
         if with_aux_loss:
             options["output_router_logits"] = True
-        if task.with_values:
+        if with_values:
             options["with_values"] = True
-        turns = cut_turns(input_ids, task.layout)
+        turns = cut_turns(input_ids, layout)
         with self.autocast():
-            found = score_turns(model, turns, statistics=self._statistics(task, turns), **options)
+            found = score_turns(model, turns, statistics=self._statistics(candidates, turns), **options)
         scores = TokenScores(
             turns.to_rows(found.log_probs),
             turns.to_rows(found.entropy),
             {need: turns.to_rows(values) for need, values in found.head.items()},
-            None if found.values is None else _one_value(turns.to_rows(found.values), task.layout),
+            None if found.values is None else _one_value(turns.to_rows(found.values), layout),
         )
         return scores, found.aux_loss
 
-    def _statistics(self, task: ScoringTask, turns: TurnBatch) -> Mapping[Need, HeadStatistic]:
+    def _statistics(self, candidates: Tensor | None, turns: TurnBatch) -> Mapping[Need, HeadStatistic]:
         """Returns the requested statistics of the LM head. A new one is one entry here."""
         statistics: dict[Need, HeadStatistic] = {}
-        if task.candidates is not None:
-            candidates = task.candidates[turns.row, turns.column]
-            statistics[Need.NUCLEUS] = lambda head, tokens: nucleus_entropy(head, candidates[tokens])
+        if candidates is not None:
+            of_tokens = candidates[turns.row, turns.column]
+            statistics[Need.NUCLEUS] = lambda head, tokens: nucleus_entropy(head, of_tokens[tokens])
         if (top_p := self.top_p) is not None:
             statistics[Need.TOP_P] = lambda head, tokens: own_nucleus_entropy(head, top_p)
-        if self.discriminator and task.micro_batch is None:
+        if self.discriminator and not torch.is_grad_enabled():  # when a batch is collected
             statistics[Need.DISCRIMINATOR] = lambda head, tokens: mean_discriminator(head)
         return statistics
 
@@ -122,10 +110,9 @@ class RowScorer:
             ids = find_nuclei(model, turns, cut, passes=self.without_gradient)
         return turns.to_rows(ids[:, (ids >= 0).any(0)], -1)  # sorted by probability, so padding is on the right
 
-
-def row_ids(inputs: Mapping[str, Any]) -> Tensor:
-    """Returns the (B, P + T) token ids of prompt and completion."""
-    return torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    def features(self, model: Any, input_ids: Tensor, layout: TurnLayout) -> TurnFeatures:
+        """Returns the hidden states of the turns of the rows under a model. Collective under ZeRO-3."""
+        return extract_features(model, input_ids, layout, self.rows, self.autocast)
 
 
 def _one_value(values: Tensor, layout: TurnLayout) -> Tensor:

@@ -31,10 +31,9 @@ class TurnLayout:
     prompt_tokens: Tensor
     windowed: bool
 
-    def rows(self, start: int, end: int) -> TurnLayout:
-        """Returns the layout of the rows from `start` to `end`."""
-        turn_ids, response_mask = self.turn_ids[start:end], self.response_mask[start:end]
-        return TurnLayout(turn_ids, response_mask, self.prompt_tokens[start:end], self.windowed)
+    def rows(self, rows: slice | Tensor) -> TurnLayout:
+        """Returns the layout of some rows."""
+        return TurnLayout(self.turn_ids[rows], self.response_mask[rows], self.prompt_tokens[rows], self.windowed)
 
     @property
     def sampled(self) -> Tensor:

@@ -19,7 +19,8 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from accelerate.utils import gather_object
@@ -42,11 +43,9 @@ from epo_trl.runs.checkpoint_files import step_of
 from epo_trl.runs.guards import check_aborts, first_errors, spread_nonfinite
 from epo_trl.runs.rl_run import RLRun
 from epo_trl.runs.run_settings import content_digest, model_digest, shards_weights
-from epo_trl.scoring.reference import find_candidates
-from epo_trl.scoring.row_scorer import RowScorer, ScoringTask, row_ids
-from epo_trl.trainers import batches
+from epo_trl.scoring.reference import reference_model
+from epo_trl.scoring.row_scorer import RowScorer
 from epo_trl.trainers.ahead import make_rollout_ahead
-from epo_trl.trainers.batches import RLStep
 from epo_trl.trainers.collection import Collected, Collector, Player, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine, vllm_start
@@ -54,8 +53,9 @@ from epo_trl.trainers.evaluator import Evaluator, scalars, worst_if_missing
 from epo_trl.trainers.model_card import CardFacts, OwnModelCard, card_facts
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
-from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_within_groups, zero_signal_monitor
+from epo_trl.trainers.monitoring.zero_signal import zero_signal_monitor
 from epo_trl.trainers.setup import check_context_fits, divide, keeping_reference, set_up
+from epo_trl.trainers.step import LossScale, Part, RLStep
 from epo_trl.trainers.support import check_arguments, check_vllm_weights
 from epo_trl.types import Episode
 
@@ -141,12 +141,11 @@ class EPOTrainer(OwnModelCard, RLRun):
         self.scorer = RowScorer(
             self.accelerator.autocast,
             *divide(args, self.model, device, self._largest_of_ranks),
+            args.per_device_train_batch_size,
             top_p=self.methods.top_p,
             discriminator=self.methods.need(Need.DISCRIMINATOR),
         )
         self.step: RLStep | None = None  # the batch collected last
-        self._scoring: ScoringTask | None = None  # the rows that TRL scores next
-        self._equal_rewards: Tensor | None = None  # true on this rank's rows whose rewards do not differ in their group
         self.evaluator = Evaluator(self.player.engine, self.rules, setup.test_tasks, suite.name, args, self.ranks)
         self.samples = EpisodeSamples(args, self.processing_class, self.ranks, self.num_generations)
         self.last_episodes: list[Episode] = []
@@ -204,7 +203,6 @@ class EPOTrainer(OwnModelCard, RLRun):
         check_aborts(
             share, limit, lambda: ranks.gather(first_errors(batch.played, ranks.index)), self.save_between_updates
         )
-        self.begin_first_pass()
         self._keep_metrics(metrics)
         self.health.add_rollout(metrics)
         self.last_episodes, self._to_print = batch.episodes, batch.played[: self.args.print_episodes]
@@ -216,82 +214,43 @@ class EPOTrainer(OwnModelCard, RLRun):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         collected = self._collect([row["prompt"] for row in inputs])
-        placeholder_id = self.processing_class.eos_token_id
         self.step = step = RLStep.lay_out(
-            collected.episodes, self.rules.context, placeholder_id, self.pad_to_multiple_of
+            collected.episodes,
+            self.rules.context,
+            self.num_generations,
+            self.ranks,
+            placeholder_id=self.processing_class.eos_token_id,
+            multiple=self.pad_to_multiple_of,
         )
         inputs = [{**row, "prompt": task} for row, task in zip(inputs, collected.tasks, strict=True)]
-        self._scoring = scoring = ScoringTask(step.layout)
         output = super()._generate_and_score_completions(inputs)
-        assert self._equal_rewards is not None
-        output["advantages"] = output["advantages"].masked_fill(self._equal_rewards, 0.0)
-        output |= batches.layout_entries(step.layout, self.accelerator.device)
-        # Rows without a token in the loss (aborted, or masked by `mask_truncated_completions`) do not count.
-        output["num_episodes"] = self.ranks.sum(batches.response_mask(output).any(1).sum().float())
-        scores = self._behaviour_scores(scoring, output)
-        output |= find_candidates(self, output, step.layout)
-        output |= self.samples.begin(step.episodes, self.rl_step, self.total_rl_steps)
-        batch = self._method_batch(step, output, scores)
-        advantages = self._advantages(batch, output)
-        self._zero_signal.end_batch(output["num_episodes"], advantages, self.rl_step)
-        output |= self.methods.modify_advantages(advantages, batch)
-        return output
-
-    @torch.no_grad()
-    def _behaviour_scores(self, scoring: ScoringTask, output: dict[str, Any]) -> TokenScores | None:
-        """Returns the scores under the behaviour policy, if TRL or a method needs them. Collective."""
-        if batches.is_scored(output):  # TRL scores the policy before the reference model
-            output |= batches.behaviour_entries(scoring.scores[0])
-            return scoring.scores[0]
-        if not self.methods.need(Need.SCORES):
-            return None
-        return self.scorer.score(self.model, row_ids(output), scoring)[0]
-
-    def _method_batch(self, step: RLStep, output: dict[str, Any], scores: TokenScores | None) -> Batch:
-        """Builds the methods' input. Subclasses add further fields here."""
-        return batches.method_batch(self, step, output, scores)
-
-    def _advantages(self, batch: Batch, output: dict[str, Any]) -> Tensor:
-        """Returns the credit's (B, T) advantages. Subclasses add further targets to `output` here."""
-        return self.methods.credit(batch).advantages
+        batch = self._method_batch(step, output)
+        advantages = self._advantages(step, batch)
+        assert step.num_episodes is not None
+        self._zero_signal.end_batch(step.num_episodes, advantages, self.rl_step)
+        self.samples.begin(step.episodes, self.rl_step, self.total_rl_steps)
+        output["advantages"] = step.modify(self.methods, advantages, batch)
+        return {**output, "row": torch.arange(len(step.rows))}
 
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Tensor:
-        """Returns the rewards of all ranks, NaN for episodes without a signal: TRL excludes those from baselines.
-
-        Also finds the rows whose advantage must be 0. TRL's is then the rounding error of a mean, divided by 1e-4.
-        """
+        """Returns the rewards of all ranks, NaN for episodes without a signal."""
+        assert self.step is not None
         rewards = super()._calculate_rewards(inputs, *args, **kwargs)
-        usable = torch.tensor([row["episode"].is_usable for row in inputs], device=rewards.device)
-        rewards = rewards.masked_fill(~self.accelerator.gather(usable).unsqueeze(1), torch.nan)
-        weights = self.reward_weights.to(rewards.device)
-        compared = compared_rewards(rewards, weights, self.multi_objective_aggregation)
+        rewards, compared = self.step.compare(rewards, self.reward_weights, self.multi_objective_aggregation)
         self._zero_signal.add_rewards(compared, success=self.pending_metrics["env/success_rate"][-1])
-        equal = equal_within_groups(compared, self.num_generations)
-        first = self.ranks.index * len(inputs)
-        self._equal_rewards = equal.repeat_interleave(self.num_generations)[first : first + len(inputs)]
         return rewards
 
-    # --- Loss --------------------------------------------------------------------------------------------------
+    def _method_batch(self, step: RLStep, inputs: dict[str, Any]) -> Batch:
+        """Returns what the methods assign advantages to. Subclasses add further scores to `step` before."""
+        reference = partial(reference_model, self.model, self.ref_model)
+        step.score(inputs, self.methods, self.scorer, self.model, reference)
+        return step.batch(inputs, self.rl_step, self.total_rl_steps)
 
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        compute_entropy: bool = False,
-        compute_aux_loss: bool = False,
-        **multimodal: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        task = self._scoring
-        assert task is not None and task.layout.turn_ids.shape == (len(input_ids), logits_to_keep)
-        scores, aux_loss = self.scorer.score(model, input_ids, task, with_aux_loss=compute_aux_loss)
-        task.scores.append(scores)
-        logps = scores.logps
-        if task.micro_batch is not None:
-            logps = batches.ratio_logps(logps, task.micro_batch, self.methods)
-        return logps, scores.entropy if compute_entropy else None, aux_loss
+    def _advantages(self, step: RLStep, batch: Batch) -> Tensor:
+        """Returns the credit's (B, T) advantages. Subclasses add further targets to `step` here."""
+        return self.methods.credit(batch).advantages
+
+    # --- Loss --------------------------------------------------------------------------------------------------
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -301,26 +260,64 @@ class EPOTrainer(OwnModelCard, RLRun):
         The loss is scaled so that its sum over the micro-batches of an optimizer step, averaged over ranks, is the loss
         of the whole batch, however the batch is split.
         """
-        self._scoring = ScoringTask(batches.layout_in(inputs, self.rules.context), inputs)
-        with batches.averaged_over_episodes(self, inputs) as scaled:
-            loss = super().compute_loss(model, scaled, return_outputs, num_items_in_batch)
-        (scores,) = self._scoring.scores
-        self._scoring = None
-        micro = batches.micro_batch(self, inputs, scores)
-        if self.in_first_pass:
-            behaviour = batches.behaviour_scores(inputs)
-            observed = micro if behaviour is None else batches.micro_batch(self, inputs, behaviour)
+        step = self.step
+        assert step is not None
+        part = step.part(inputs, self._loss_scale())
+        scores, aux_loss = self.scorer.score(
+            model,
+            part.input_ids,
+            part.layout,
+            candidates=part.candidates,
+            with_values=part.targets is not None,
+            with_aux_loss=self.aux_loss_enabled,
+        )
+        # TRL's policy loss is linear in the advantages and in beta, the weight of its KL. The factor must not reach its
+        # entropy bonus and router loss, which are means over tokens.
+        self.beta = self.args.beta and part.row_factor * self.args.beta
+        weighted = {**inputs, "advantages": part.row_factor * inputs["advantages"]}
+        logps = self.methods.ratio(scores.logps, part.old_logps(scores.logps), part.turn_ids, part.mask)
+        scored = Scored(logps, scores.entropy, aux_loss)
+        loss = super().compute_loss(scored, weighted, return_outputs, num_items_in_batch)
+        micro = self._micro_batch(part, scores)
+        if step.passes < self.args.steps_per_generation:  # the first pass over these rows
+            observed = micro if part.behaviour is None else self._micro_batch(part, part.behaviour)
             self.methods.observe(observed)
-            self.samples.add_entropy(inputs, observed.entropy)
-        for term in self._terms(inputs, micro, scores):
+            self.samples.add_entropy(part.rows, part.layout.sampled, observed.entropy)
+        step.passes += 1
+        for term in self._terms(part, micro, scores):
             loss = loss + term.to(loss.dtype)
         return spread_nonfinite(loss)
 
-    def _terms(self, inputs: dict[str, Any], micro: MicroBatch, scores: TokenScores) -> Iterator[Tensor]:
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns the log-probabilities of a model, or the scores that `compute_loss` has passed in its place."""
+        if isinstance(model, Scored):
+            return model
+        assert self.step is not None
+        scores, _ = self.scorer.score(model, input_ids, self.step.layout)
+        self.step.scored.append(scores)
+        return scores.logps, None, None
+
+    def _micro_batch(self, part: Part, scores: TokenScores) -> MicroBatch:
+        autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        dtype = autocast.get(self.accelerator.mixed_precision, self.model.dtype)
+        return part.micro_batch(scores, self.rl_step, self.total_rl_steps, dtype)
+
+    def _loss_scale(self) -> LossScale:
+        return LossScale(
+            self.loss_type,
+            parts=self.args.steps_per_generation,
+            processes=self.accelerator.num_processes,
+            passes=self.current_gradient_accumulation_steps,
+            response_tokens=self.max_completion_length,
+        )
+
+    def _terms(self, part: Part, micro: MicroBatch, scores: TokenScores) -> Iterator[Tensor]:
         """Yields the terms added to the policy loss. Subclasses add further terms here."""
-        term = self.methods.loss(micro, inputs)
+        term = self.methods.loss(micro, part.annotations)
         if term is not None:
-            yield batches.update_scale(self) * term  # the methods' terms are parts of means over the collected batch
+            yield part.scale.of_update * term  # the methods' terms are parts of means over the batch
 
     # --- RL steps ----------------------------------------------------------------------------------------------
 
@@ -405,18 +402,31 @@ class EPOTrainer(OwnModelCard, RLRun):
         super()._load_rank_state(folder)
 
     def _batch_state(self) -> dict[str, Any]:
-        parts = {"methods": self.methods.batch_state(), "samples": self.samples.state()}
-        return {"temperature": self.args.temperature, "context": self.args.context, **parts}
+        assert self.step is not None
+        return {
+            "step": self.step.state_dict(),
+            "methods": self.methods.batch_state(),
+            "samples": self.samples.state(),
+            "temperature": self.args.temperature,
+            "context": self.args.context,
+        }
 
     def _batch_fits(self, state: Mapping[str, Any]) -> bool:
         return (
             state["methods"]["sums"].keys() == self.methods.keys()
-            and batches.holds_what_the_loss_reads(self, state["inputs"])
+            and all(name in part for part in state["inputs"] for name in self._read_by_loss())
             and state["temperature"] == self.args.temperature
             and state["context"] == self.args.context
         )
 
+    def _read_by_loss(self) -> list[str]:
+        """Returns TRL's tensors that its loss reads with the settings of this run, and that others do without."""
+        corrects = self.use_vllm and self.vllm_importance_sampling_correction
+        read = {"ref_per_token_logps": self.args.beta != 0, "importance_sampling_ratio": corrects}
+        return [name for name, is_read in read.items() if is_read]
+
     def _load_batch_state(self, state: dict[str, Any]) -> None:
+        self.step = RLStep.from_state(state["step"], self.num_generations, self.ranks)
         self.methods.load_batch_state(state["methods"])
         self.samples.load_state(state["samples"])
 
@@ -470,7 +480,15 @@ class EPOTrainer(OwnModelCard, RLRun):
         return card_facts(self.args, self.methods, self.rules, self.suite, self.num_generations)
 
 
+class Scored(NamedTuple):
+    """Scores that `compute_loss` passes through TRL, which hands its model on to what scores it and to nothing else."""
+
+    logps: Tensor
+    entropy: Tensor
+    aux_loss: Tensor | None
+
+
 def _collected_episodes(prompts: Sequence[Any], trainer: EPOTrainer) -> dict[str, Any]:
     """Returns the collected batch to TRL, as its `rollout_func`."""
     assert trainer.step is not None
-    return trainer.step.to_rollout_output(trainer.ranks)
+    return trainer.step.to_rollout_output()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,8 +26,6 @@ from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
 from epo_trl.models.critic import attach_critic, check_attached, critic_aside
 from epo_trl.models.load import check_output_dir
 from epo_trl.objectives import value_loss
-from epo_trl.scoring.row_scorer import row_ids
-from epo_trl.trainers.batches import RLStep, update_scale
 from epo_trl.trainers.critic.file import check_critic_file, check_critic_kind, critic_prefix, load_critic, save_critic
 from epo_trl.trainers.critic.final_states import final_states, final_values
 from epo_trl.trainers.critic.optimizer import clip_separately, critic_rate, delay_policy, separate_critic_groups
@@ -37,6 +34,7 @@ from epo_trl.trainers.critic.value_statistics import value_statistics, whitened
 from epo_trl.trainers.epo_trainer import EPOTrainer
 from epo_trl.trainers.monitoring.zero_signal import equal_outcomes
 from epo_trl.trainers.ppo_config import EPOPPOConfig
+from epo_trl.trainers.step import Part, RLStep, ValueTargets, row_ids
 from epo_trl.types import Episode
 
 
@@ -81,17 +79,13 @@ class EPOPPOTrainer(EPOTrainer):
     # --- Batch -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _method_batch(self, step: RLStep, output: dict[str, Any], scores: TokenScores | None) -> Batch:
-        size, device, states = (
-            self.args.per_device_train_batch_size,
-            self.accelerator.device,
-            self._final_states(step.episodes),
+    def _method_batch(self, step: RLStep, inputs: dict[str, Any]) -> Batch:
+        size, states = self.args.per_device_train_batch_size, self._final_states(step.episodes)
+        step.critic = CriticValues(
+            self.scorer.values(self.model, row_ids(inputs), step.layout),
+            final_values(self.model, states, size, self.accelerator.device, self.accelerator.autocast),
         )
-        critic = CriticValues(
-            self.scorer.values(self.model, row_ids(output), step.layout),
-            final_values(self.model, states, size, device, self.accelerator.autocast),
-        )
-        return replace(super()._method_batch(step, output, scores), critic=critic)
+        return super()._method_batch(step, inputs)
 
     def _final_states(self, episodes: list[Episode]) -> list[list[int]]:
         """Returns the token ids of the state that each episode was truncated in, `[]` if it is not bootstrapped."""
@@ -99,8 +93,8 @@ class EPOPPOTrainer(EPOTrainer):
             return [[] for _ in episodes]
         return final_states(episodes, self.rules.context)
 
-    def _advantages(self, batch: Batch, output: dict[str, Any]) -> Tensor:
-        """Returns the credit's advantages, whitened if configured, and adds the critic's targets to `output`.
+    def _advantages(self, step: RLStep, batch: Batch) -> Tensor:
+        """Returns the credit's advantages, whitened if configured, and adds the critic's targets to `step`.
 
         Advantages are 0 if all outcomes are equal, whitened or not. Whitening would divide the critic's error by its
         own deviation; without whitening, Adam would still amplify a small first gradient. The critic still learns.
@@ -108,14 +102,8 @@ class EPOPPOTrainer(EPOTrainer):
         credit = self.methods.credit(batch)
         assert credit.returns is not None and credit.value_mask is not None
         metrics = value_statistics(credit, batch.values, batch.turn_ids, self.args.max_turns, self.ranks.sum)
-        output["old_values"], output["returns"], output["value_points"] = (
-            batch.values,
-            credit.returns,
-            credit.value_mask,
-        )
-        if credit.value_weights is not None:
-            output["value_weights"] = credit.value_weights
-        output["num_values"] = self.ranks.sum(credit.value_mask.sum().double())
+        count = self.ranks.sum(credit.value_mask.sum().double())
+        step.targets = ValueTargets(batch.values, credit.returns, credit.value_mask, count, credit.value_weights)
         if credit.outcomes is not None:
             metrics["gae/equal_outcomes"] = float(equal_outcomes(credit.outcomes, self.ranks))
         self._keep_metrics(metrics)
@@ -127,19 +115,19 @@ class EPOPPOTrainer(EPOTrainer):
 
     # --- Loss --------------------------------------------------------------------------------------------------
 
-    def _terms(self, inputs: dict[str, Any], micro: MicroBatch, scores: TokenScores) -> Iterator[Tensor]:
+    def _terms(self, part: Part, micro: MicroBatch, scores: TokenScores) -> Iterator[Tensor]:
         """Yields the methods' terms, then `value_coef` times the mean value loss over the decision points.
 
         The loss is scaled like the other terms, so it does not depend on how a batch is split.
         """
-        yield from super()._terms(inputs, micro, scores)
-        assert scores.values is not None
-        values, points = scores.values, inputs["value_points"]
-        losses, clipped = value_loss(values, inputs["old_values"], inputs["returns"], clip=self.args.value_clip)
-        losses = torch.where(points, losses * inputs.get("value_weights", 1.0), 0.0)
-        counts = [losses.detach().sum(), (clipped & points).sum(), points.sum()]
+        yield from super()._terms(part, micro, scores)
+        targets, values = part.targets, scores.values
+        assert targets is not None and values is not None
+        losses, clipped = value_loss(values, targets.values, targets.returns, clip=self.args.value_clip)
+        losses = torch.where(targets.points, losses * (1.0 if targets.weights is None else targets.weights), 0.0)
+        counts = [losses.detach().sum(), (clipped & targets.points).sum(), targets.points.sum()]
         self._value_sums += torch.stack([count.double() for count in counts])
-        mean = update_scale(self) * losses.sum() / inputs["num_values"].clamp(min=1)
+        mean = part.scale.of_update * losses.sum() / targets.count.clamp(min=1)
         # Values outside the points take part with weight 0, so that every rank uses every parameter of the critic.
         yield self.args.value_coef * (mean + 0.0 * values.sum())
 

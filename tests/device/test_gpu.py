@@ -83,15 +83,13 @@ def first_update(folder, algorithm, way, *, attention="sdpa", **changes):
                    **own, **WAYS[way], **changes)  # fmt: skip
     assert trainer.accelerator.device.type == ("cpu" if trainer.args.use_cpu else "cuda")
     with_episodes(trainer, longer_episodes())._final_states = lambda episodes: [list(state) for state in STATES]
-    scores, batches = (
-        results_of(trainer, name) for name in ("_get_per_token_logps_and_entropies", "_generate_and_score_completions")
-    )
+    scores = results_of(trainer, "_get_per_token_logps_and_entropies")
     _, gradients = catch_step(trainer, history=[7.0, 7.5], rl_step=2)
     found = {"log-probabilities": scores[-1][0], "entropies": scores[-1][1]}
     if algorithm == "grpo":
         found["gradient"] = flat(gradients)
     else:
-        found |= {"values": batches[0]["old_values"], "returns": batches[0]["returns"]}
+        found |= {"values": trainer.step.targets.values, "returns": trainer.step.targets.returns}
         found |= zip(("gradient", "the critic's gradient"), map(flat, parts(gradients)), strict=True)
     return {name: value.detach().cpu().double() for name, value in found.items()}
 

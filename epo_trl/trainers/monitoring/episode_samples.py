@@ -14,7 +14,6 @@ from importlib import import_module
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from epo_trl.methods import Comm
@@ -27,7 +26,6 @@ from epo_trl.watch.source import sample_file
 UNFINISHED = "\ufffd"  # a decoder's output for an incomplete character
 RL_STEPS = 50  # number of RL steps per run whose episodes are saved, unless configured otherwise
 TRACKERS = ("wandb", "trackio")  # those with tables
-ROW = "episode_row"  # key in TRL's batch: index of a row's episode, since TRL shuffles the rows
 
 
 @dataclass
@@ -48,12 +46,12 @@ class EpisodeSamples:
     _rl_step: int | None = field(default=None, init=False)  # from 0, equal on all ranks; `None` if nothing is saved
     _samples: dict[int, Sample] = field(default_factory=dict, init=False)  # by index among this rank's episodes
 
-    def begin(self, episodes: Sequence[Episode], rl_step: int, total_rl_steps: int) -> dict[str, Tensor]:
-        """Selects episodes of an RL step and returns the entries of TRL's batch that this needs. Collective."""
+    def begin(self, episodes: Sequence[Episode], rl_step: int, total_rl_steps: int) -> None:
+        """Selects episodes of an RL step. Collective."""
         self._rl_step, self._samples = None, {}
         every = self.args.keep_episodes_steps or -(-total_rl_steps // RL_STEPS)
         if not self.args.keep_episodes or (rl_step % every and rl_step != total_rl_steps - 1):
-            return {}
+            return
         rewards = self.ranks.gather([(e.total_reward, replace(e, left_out=False).is_usable) for e in episodes])
         outcomes = [Outcome(reward, usable, i // self.group_size) for i, (reward, usable) in enumerate(rewards)]
         draw = random.Random(f"{self.args.seed}/{rl_step}")
@@ -65,28 +63,25 @@ class EpisodeSamples:
                 texts = [self._texts(turn) for turn in episode.turns]
                 self._samples[i - first] = sample_of(episode, texts, **about)
         self._rl_step = rl_step
-        return {ROW: torch.arange(len(episodes))}
 
     def _texts(self, turn: Turn) -> TurnTexts:
         ids, whole = turn.prompt_ids, {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         return TurnTexts(self.tokenizer.decode(ids, **whole), tuple(token_pieces(self.tokenizer, turn.response_ids)))
 
-    def add_entropy(self, inputs: Mapping[str, Any], entropy: Tensor | None) -> None:
+    def add_entropy(self, rows: Sequence[int], sampled: Tensor, entropy: Tensor) -> None:
         """Adds the entropies of rows scored by the behaviour policy.
 
         Args:
-            inputs: TRL's batch, or a part of it.
-            entropy: (b, T) entropies in nats, or `None` if unknown.
+            rows: Indices of the b rows among this rank's episodes.
+            sampled: (b, T) boolean on the CPU, true on sampled tokens.
+            entropy: (b, T) entropies in nats.
         """
-        if entropy is None or not self._samples:
-            return
-        kept = {row: i for row, i in enumerate(inputs[ROW].tolist()) if i in self._samples}
+        kept = {row: i for row, i in enumerate(rows) if i in self._samples}
         if not kept:
             return
-        sampled = inputs["tool_mask"] * (inputs["turn_ids"] >= 0)
-        values, sampled = torch.stack([entropy.detach(), sampled.to(entropy.dtype)]).cpu()  # one copy for all rows
+        values = entropy.detach().cpu()  # one copy for all rows
         for row, i in kept.items():
-            self._samples[i] = self._samples[i].with_entropy(values[row][sampled[row].bool()].tolist())
+            self._samples[i] = self._samples[i].with_entropy(values[row][sampled[row]].tolist())
 
     def end(self) -> None:
         """Writes the selected episodes and logs them to the trackers. Collective."""
@@ -95,7 +90,7 @@ class EpisodeSamples:
         samples = self.ranks.gather([sample.to_dict() for sample in self._samples.values()])
         if self.ranks.index == 0:
             write_samples(sample_file(self.args.output_dir, self._rl_step + 1), samples)
-            for name in set(TRACKERS).intersection(self.args.report_to):
+            for name in set(TRACKERS) & set(self.args.report_to or ()):
                 _send_table(name, samples)
         self._rl_step, self._samples = None, {}
 

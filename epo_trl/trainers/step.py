@@ -1,0 +1,442 @@
+"""One RL step: a batch of episodes, on its way to the loss. `EPOTrainer` calls this class from top to bottom.
+
+    step = RLStep.lay_out(episodes, ...)         # a row of TRL's batch for each episode; its turns are segments
+    step.to_rollout_output()                     # the rows, as if TRL had generated them
+    rewards, compared = step.compare(rewards)    # which rewards count, and which groups have no difference
+    step.score(inputs, methods, scorer, ...)     # behaviour policy, reference nucleus, features of the turns
+    batch = step.batch(inputs, ...)              # what the methods assign advantages to
+    advantages = step.modify(methods, ...)
+    part = step.part(inputs, scale)              # from here on for each micro-batch
+    micro = part.micro_batch(scores, ...)        # what the methods' terms of the loss read
+
+TRL's batch is a dict of tensors, which TRL shuffles and splits into micro-batches. It has one tensor of ours, `row`:
+the index of each row in the RL step, where all else stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl.trainer.utils import pad
+
+from epo_trl.devices import to_device
+from epo_trl.methods import Batch, Comm, CriticValues, Methods, MicroBatch, Need, TokenScores
+from epo_trl.methods.turn_features import TurnFeatures
+from epo_trl.rollout import ContextBuilder, episode_to_row
+from epo_trl.rollout.rows import Row
+from epo_trl.scoring.row_scorer import RowScorer
+from epo_trl.scoring.turn_layout import TurnLayout
+from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_within_groups
+from epo_trl.types import Episode
+
+Inputs = Mapping[str, Tensor]  # TRL's batch, or a part of it
+_ROW_MEANS = ("grpo", "sapo", "dr_grpo", "luspo")  # TRL's losses that are means over rows
+
+
+@dataclass(slots=True)
+class RLStep:
+    """The batch that this rank has collected for an RL step: B episodes, a row each.
+
+    Args:
+        episodes: The episodes, with the rewards assigned by the methods; `[]` if resumed within the RL step.
+        rows: TRL's row of each episode; `[]` if resumed.
+        layout: Turns of the rows.
+        group_size: Number of episodes per task. The episodes of a group are adjacent in the list over all ranks.
+        ranks: Communication with the other processes.
+
+    Attributes:
+        equal: (B,) boolean, true where the rewards of a row's group do not differ.
+        num_episodes: Number of episodes with a token in the loss, over all ranks.
+        scored: Scores of the rows in each call by TRL while the batch is collected.
+        scores: Scores under the behaviour policy, if a method or a later update needs them.
+        candidates: (B, T, K) token ids of the reference nucleus, padded with -1, if a method needs them.
+        features: Hidden states of the turns while advantages are assigned, if a method needs them.
+        critic: Values while advantages are assigned, with a critic.
+        targets: What the critic is trained on.
+        annotations: (B, T) tensors of the rows, by method and name.
+        passes: Number of micro-batches whose loss was computed.
+    """
+
+    episodes: list[Episode]
+    rows: Sequence[Row]
+    layout: TurnLayout
+    group_size: int
+    ranks: Comm
+    equal: Tensor | None = None
+    num_episodes: Tensor | None = None
+    scored: list[TokenScores] = field(default_factory=list)
+    scores: TokenScores | None = None
+    candidates: Tensor | None = None
+    features: TurnFeatures | None = None
+    critic: CriticValues | None = None
+    targets: ValueTargets | None = None
+    annotations: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    passes: int = 0
+
+    # --- When a batch is collected -------------------------------------------------------------------------------
+
+    @classmethod
+    def lay_out(
+        cls,
+        episodes: list[Episode],
+        context: ContextBuilder,
+        group_size: int,
+        ranks: Comm,
+        *,
+        placeholder_id: int,
+        multiple: int | None,
+    ) -> RLStep:
+        """Lays out episodes as rows, padded as TRL pads its completions.
+
+        Args:
+            episodes: The episodes.
+            context: Context of the rollout.
+            group_size: Number of episodes per task.
+            ranks: Communication with the other processes.
+            placeholder_id: Any valid token id, for episodes without a learning signal.
+            multiple: Length of which the padded length is a multiple.
+        """
+        rows = [episode_to_row(episode, placeholder_id) for episode in episodes]
+        layout = TurnLayout(
+            _padded([row.turn_ids for row in rows], -1, multiple),
+            _padded([row.env_mask for row in rows], 0, multiple),
+            torch.tensor([len(row.prompt_ids) for row in rows]),
+            windowed=context.is_windowed,
+        )
+        return cls(episodes, rows, layout, group_size, ranks)
+
+    def to_rollout_output(self) -> dict[str, Any]:
+        """Returns the batch in the format of TRL's `rollout_func`. Extra fields reach the reward functions, row by row.
+
+        Collective: if any rank has log-probabilities, a rank whose episodes were all aborted returns them too.
+        """
+        rows = self.rows
+        has_logprobs = any(self.ranks.gather([any(row.logprobs is not None for row in rows)]))
+        return {
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "completion_ids": [row.completion_ids for row in rows],
+            "env_mask": [row.env_mask for row in rows],
+            "logprobs": [row.logprobs or [0.0] * len(row.completion_ids) for row in rows] if has_logprobs else None,
+            "episode_return": [episode.total_reward for episode in self.episodes],
+            "episode": self.episodes,
+        }
+
+    def compare(self, rewards: Tensor, weights: Tensor, aggregation: str) -> tuple[Tensor, Tensor]:
+        """Returns the rewards without those of episodes without a signal, and what TRL compares of them. Collective.
+
+        Also finds the rows whose advantage must be 0. TRL's is then the rounding error of a mean, divided by 1e-4.
+
+        Args:
+            rewards: (N, F) rewards of all ranks by F reward functions.
+            weights: (F,) weights of the functions.
+            aggregation: TRL's `multi_objective_aggregation`.
+
+        Returns:
+            (N, F) rewards, NaN for episodes without a signal, which TRL's baselines leave out; see `compared_rewards`.
+        """
+        usable = torch.tensor(self.ranks.gather([episode.is_usable for episode in self.episodes]))
+        rewards = rewards.masked_fill(~usable.to(rewards.device).unsqueeze(1), torch.nan)
+        compared = compared_rewards(rewards, weights.to(rewards.device), aggregation)
+        equal = equal_within_groups(compared, self.group_size).repeat_interleave(self.group_size)
+        self.equal = equal[self._first : self._first + len(self.episodes)]
+        return rewards, compared
+
+    @torch.no_grad()
+    def score(
+        self,
+        inputs: Inputs,
+        methods: Methods,
+        scorer: RowScorer,
+        policy: Any,
+        reference: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        """Counts the episodes in the loss, and scores the rows as the methods need it. Collective.
+
+        Args:
+            inputs: TRL's batch.
+            methods: The methods of the run.
+            scorer: Scorer of rows.
+            policy: The behaviour policy.
+            reference: Returns a context manager of the reference model.
+        """
+        # Rows without a token in the loss (aborted, or masked by `mask_truncated_completions`) do not count.
+        self.num_episodes = self.ranks.sum(response_mask(inputs).any(1).sum().float())
+        ids = row_ids(inputs)
+        if "old_per_token_logps" in inputs:  # TRL scores the policy before the reference model
+            self.scores = self.scored[0]
+        elif methods.need(Need.SCORES):
+            self.scores = scorer.score(policy, ids, self.layout)[0]
+        if methods.cut is not None:
+            with reference() as model:
+                self.candidates = scorer.nucleus(model, ids, self.layout, methods.cut)
+        if methods.need(Need.FEATURES):
+            with reference() as model:
+                self.features = scorer.features(model, ids, self.layout)
+
+    def batch(self, inputs: Inputs, rl_step: int, total_rl_steps: int) -> Batch:
+        """Returns what the methods assign advantages to."""
+        device, count = inputs["advantages"].device, len(self.episodes)
+        assert self.equal is not None
+        return Batch(
+            episodes=self.episodes,
+            group_ids=torch.arange(self._first, self._first + count, device=device) // self.group_size,
+            turn_rewards=to_device(self.turn_rewards, device),
+            group_advantages=inputs["advantages"].masked_fill(self.equal, 0.0),
+            turn_ids=to_device(self.layout.turn_ids, device),
+            mask=response_mask(inputs),
+            ranks=self.ranks,
+            rl_step=rl_step,
+            total_rl_steps=total_rl_steps,
+            scores=self.scores,
+            critic=self.critic,
+            turn_features=self.features,
+            candidates=self.candidates,
+        )
+
+    @property
+    def turn_rewards(self) -> Tensor:
+        """(B, K) rewards of the turns, 0 beyond an episode's last turn and for episodes without a learning signal."""
+        rewards = [[turn.reward for turn in episode.turns] * episode.is_usable for episode in self.episodes]
+        width = max(1, *map(len, rewards))
+        return torch.tensor([row + [0.0] * (width - len(row)) for row in rewards])
+
+    def modify(self, methods: Methods, advantages: Tensor, batch: Batch) -> Tensor:
+        """Returns the (B, T) advantages as the methods modify them, and keeps the annotations of the rows."""
+        advantages, self.annotations = methods.modify_advantages(advantages, batch)
+        self.scored, self.features, self.critic = [], None, None
+        return advantages
+
+    @property
+    def _first(self) -> int:
+        """Index of this rank's first episode in the list over all ranks."""
+        return self.ranks.index * len(self.episodes)
+
+    # --- In the loss ---------------------------------------------------------------------------------------------
+
+    def part(self, inputs: Inputs, scale: LossScale) -> Part:
+        """Returns the rows of a micro-batch of TRL's."""
+        assert self.num_episodes is not None
+        rows, device = inputs["row"].cpu(), inputs["advantages"].device  # a resumed batch is on the device as a whole
+        layout, on_device = self.layout.rows(rows), to_device(rows, device)
+
+        def at(values: Any) -> Any:
+            return _map(lambda tensor: tensor[on_device] if tensor.dim() else tensor, values)
+
+        return Part(
+            inputs=inputs,
+            scale=scale,
+            num_episodes=self.num_episodes,
+            rows=rows.tolist(),
+            layout=layout,
+            turn_ids=to_device(layout.turn_ids, device),
+            behaviour=at(self.scores) if "old_per_token_logps" in inputs else None,
+            candidates=at(self.candidates),
+            targets=at(self.targets),
+            annotations=at(self.annotations),
+        )
+
+    # --- Checkpoints within an RL step ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the loss reads, as tensors in dicts. TRL's batch is saved beside it."""
+        names = ("layout", "num_episodes", "scores", "candidates", "targets", "annotations", "passes")
+        return {name: _plain(getattr(self, name)) for name in names}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], group_size: int, ranks: Comm) -> RLStep:
+        """Returns the RL step of a checkpoint."""
+        layout = _map(Tensor.cpu, TurnLayout(**state["layout"]))
+        scores = None if state["scores"] is None else TokenScores(**state["scores"])
+        targets = None if state["targets"] is None else ValueTargets(**state["targets"])
+        return cls(
+            [],
+            [],
+            group_size=group_size,
+            ranks=ranks,
+            **{**state, "layout": layout, "scores": scores, "targets": targets},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ValueTargets:
+    """What a critic is trained on.
+
+    Args:
+        values: (B, T) values when the batch was collected.
+        returns: (B, T) targets.
+        points: (B, T) boolean, the tokens on which it is trained.
+        count: Number of these tokens, over all ranks.
+        weights: (B, T) weights of the squared errors; `None` for all 1.
+    """
+
+    values: Tensor
+    returns: Tensor
+    points: Tensor
+    count: Tensor
+    weights: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of a micro-batch, with all that their loss reads. Fields are those of `RLStep`, of b rows.
+
+    Args:
+        inputs: TRL's tensors of the rows.
+        scale: Scale of the policy loss.
+        num_episodes: Of the whole batch.
+        rows: Indices of the rows in the RL step.
+        layout: Turns of the rows.
+        turn_ids: (b, T) turn of each token, -1 on padding, on the device.
+        behaviour: Scores under the behaviour policy if TRL reads them too, since weights are updated within the batch.
+        candidates: (b, T, K) token ids.
+        targets: Targets of a critic.
+        annotations: (b, T) tensors.
+    """
+
+    inputs: Inputs
+    scale: LossScale
+    num_episodes: Tensor
+    rows: Sequence[int]
+    layout: TurnLayout
+    turn_ids: Tensor
+    behaviour: TokenScores | None
+    candidates: Tensor | None
+    targets: ValueTargets | None
+    annotations: Mapping[str, Mapping[str, Tensor]]
+
+    @property
+    def input_ids(self) -> Tensor:
+        """(b, P + T) token ids of prompt and completion."""
+        return row_ids(self.inputs)
+
+    @property
+    def mask(self) -> Tensor:
+        """(b, T), 1 on the sampled tokens that count in the loss."""
+        return response_mask(self.inputs)
+
+    def old_logps(self, logps: Tensor) -> Tensor:
+        """Returns the (b, T) log-probabilities with which TRL compares these."""
+        old = self.inputs.get("old_per_token_logps")
+        return logps.detach() if old is None else old
+
+    @property
+    def row_factor(self) -> Tensor | float:
+        """Factor that makes TRL's mean over rows a mean over the episodes with a token in the loss.
+
+        It is the number of rows in the batches of all ranks, divided by that of those episodes; 1 for other losses.
+        """
+        if self.scale.loss_type not in _ROW_MEANS:
+            return 1.0
+        return len(self.rows) * self.scale.parts * self.scale.processes / self.num_episodes.clamp(min=1)
+
+    @property
+    def token_weights(self) -> Tensor:
+        """(b, T) weights of the tokens in the policy loss.
+
+        If all ratios are 1, `-(weights * advantages).sum()` has the value of the loss, for the losses with a ratio.
+        """
+        mask, kind, passes = self.mask, self.scale.loss_type, self.scale.passes
+        if kind in ("cispo", "dapo", "vespo"):  # over the tokens of the whole batch, of which an update uses a part
+            tokens = self.inputs["num_items_in_batch"].clamp(min=1.0) / self.scale.processes
+            weights = mask / (tokens * passes / self.scale.parts)
+        elif kind in ("grpo", "sapo"):
+            weights = mask / mask.sum(-1, keepdim=True).clamp(min=1.0) / len(mask) / passes
+        elif kind == "bnpo":
+            weights = mask / mask.sum().clamp(min=1.0) / passes
+        elif kind == "dr_grpo":
+            weights = mask / (len(mask) * self.scale.response_tokens) / passes
+        else:  # luspo
+            weights = mask / len(mask) / passes
+        if "importance_sampling_ratio" in self.inputs and kind != "vespo":  # corrects vLLM's log-probabilities
+            weights = weights * self.inputs["importance_sampling_ratio"]
+        return weights * self.row_factor
+
+    def micro_batch(
+        self, scores: TokenScores, rl_step: int, total_rl_steps: int, compute_dtype: torch.dtype
+    ) -> MicroBatch:
+        """Returns what the methods' terms of the loss read.
+
+        Args:
+            scores: Scores of the rows.
+            rl_step: Index of the RL step, from 0.
+            total_rl_steps: Number of RL steps in the run.
+            compute_dtype: Dtype of the policy's logits.
+        """
+        return MicroBatch(
+            logps=scores.logps,
+            entropy=scores.entropy,
+            old_logps=self.old_logps(scores.logps),
+            advantages=self.inputs["advantages"],
+            turn_ids=self.turn_ids,
+            mask=self.mask,
+            num_episodes=self.num_episodes,
+            policy_mean=lambda values: (self.token_weights * values).sum() / self.scale.of_update,
+            rl_step=rl_step,
+            total_rl_steps=total_rl_steps,
+            head=scores.head,
+            compute_dtype=compute_dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """How TRL averages its policy loss over a batch, so that other terms have the same scale.
+
+    Args:
+        loss_type: TRL's `loss_type`.
+        parts: Number of micro-batches that this rank's batch is split into.
+        processes: Number of processes, over which gradients are averaged.
+        passes: Number of micro-batches in this optimizer step.
+        response_tokens: TRL's `max_completion_length`.
+    """
+
+    loss_type: str
+    parts: int
+    processes: int
+    passes: int
+    response_tokens: int
+
+    @property
+    def of_update(self) -> float:
+        """Factor on a part of a mean over the collected batch, of which an optimizer step uses a part."""
+        return self.parts / self.passes * self.processes
+
+
+def row_ids(inputs: Inputs) -> Tensor:
+    """Returns the (B, P + T) token ids of prompt and completion."""
+    return torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+
+
+def response_mask(inputs: Inputs) -> Tensor:
+    """Returns the (B, T) mask, 1 on the sampled tokens that count in the loss."""
+    return inputs["completion_mask"] * inputs["tool_mask"]
+
+
+def _padded(lists: Sequence[list[int]], value: int, multiple: int | None) -> Tensor:
+    tensors = [torch.tensor(row) for row in lists]
+    return pad(tensors, padding_value=value, padding_side="right", pad_to_multiple_of=multiple)
+
+
+def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Applies a function to each tensor in mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: _map(function, each) for name, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: _map(function, getattr(value, one.name)) for one in fields(value)})
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Returns a mapping or a dataclass as a dict with plain keys, which `torch.load` reads without code."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    return value
