@@ -83,7 +83,8 @@ def make(name: str, episodes: list[Episode], sizes: dict[str, int]) -> Any:
         trainer.compute_loss(trainer.model, batch).backward()
         trainer.methods.end_rl_step(trainer.ranks, trainer.rl_step, trainer.total_rl_steps)
 
-    return work, bool(trainer.methods[name].needs & {Need.SCORES, Need.NUCLEUS, Need.FEATURES})
+    method = trainer.methods[name]
+    return work, bool(method.needs & {Need.SCORES, Need.FEATURES} or method.reference_statistics)
 
 
 def main() -> None:

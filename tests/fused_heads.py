@@ -13,14 +13,14 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from epo_trl.scoring.fused_head import HeadInput
+from epo_trl.methods.lm_head import LMHead
 
 
 def head_of(probabilities, **settings):
     """Returns a head whose positions have these distributions, and the logits."""
     logits = torch.tensor(probabilities, dtype=torch.float64).log().requires_grad_()
     given = {"bias": None, "temperature": 1.0, "softcap": None, "scale": 1.0, **settings}
-    return HeadInput(logits, torch.eye(logits.shape[1], dtype=torch.float64), **given), logits
+    return LMHead(logits, torch.eye(logits.shape[1], dtype=torch.float64), **given), logits
 
 
 def untied():

@@ -11,30 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epo_trl.methods import Batch, Comm, Method, MicroBatch, ModifiedAdvantages, Need, TokenScores
+from epo_trl.methods import Batch, Comm, Method, MicroBatch, ModifiedAdvantages, TokenScores
 from epo_trl.types import Episode, StopReason, Turn
 
-STATISTICS = {"top_p_entropy": Need.TOP_P, "mean_discriminator": Need.DISCRIMINATOR}
 
+def batch_of(turn_ids: Any, *, logps: Any = None, entropy: Any = None, statistics: Any = None, **others: Any):
+    """Returns a batch of (B, T) `turn_ids`, -1 on padding; other fields as lists, the mask everywhere but there.
 
-def scores_of(logps: Any = None, entropy: Any = None, **statistics: Any) -> TokenScores:
-    """Returns scores under the behaviour policy from lists or tensors, and `STATISTICS`; NaN where nothing is given."""
-    head = {STATISTICS[name]: torch.as_tensor(x) for name, x in statistics.items() if x is not None}
-    given = [None if x is None else torch.as_tensor(x) for x in (logps, entropy)]
-    unknown = torch.full_like(next(x for x in (*given, *head.values()) if x is not None), torch.nan)
-    logps, entropy = (unknown if x is None else x for x in given)
-    return TokenScores(logps, entropy, head)
-
-
-def batch_of(turn_ids: Any, *, logps: Any = None, entropy: Any = None, **others: Any):
-    """Returns a batch of (B, T) `turn_ids`, -1 on padding; other fields as lists, the mask everywhere but there."""
+    Scores under the behaviour policy are NaN where nothing is given.
+    """
     ids = torch.tensor(turn_ids)
-    statistics = {name: others.pop(name) for name in STATISTICS if name in others}
     given = {name: torch.tensor(x) if isinstance(x, list) else x for name, x in others.items()}
     rewards = torch.zeros(len(ids), int(ids.max()) + 1)
     fields = {"group_ids": torch.zeros(len(ids)).long(), "mask": (ids >= 0).long(), **given}
-    scored = any(x is not None for x in (logps, entropy, *statistics.values()))
-    scores = scores_of(logps, entropy, **statistics) if scored else None
+    unknown = torch.full(ids.shape, torch.nan)
+    scores = TokenScores(
+        *(unknown if x is None else torch.as_tensor(x) for x in (logps, entropy)),
+        {name: torch.as_tensor(x) for name, x in (statistics or {}).items()},
+    )
     return Batch((), turn_rewards=rewards, group_advantages=rewards[:, 0], turn_ids=ids, scores=scores, **fields)
 
 
@@ -73,8 +67,8 @@ def random_batch(rows: int = 8, width: int = 12, *, rl_step: int = 0) -> tuple[T
     inside = 0.6 * entropy.flip(1) * mask
     groups = torch.arange(rows) // 4
     return advantages, batch_of(
-        turn_ids.tolist(), mask=mask, logps=logps, entropy=entropy, top_p_entropy=inside, group_ids=groups,
-        mean_discriminator=0.3 * logps.flip(1), rl_step=rl_step, total_rl_steps=9,
+        turn_ids.tolist(), mask=mask, logps=logps, entropy=entropy, group_ids=groups, rl_step=rl_step, total_rl_steps=9,
+        statistics={"entropy": inside, "mean": 0.3 * logps.flip(1)},
     )  # fmt: skip
 
 
@@ -106,8 +100,8 @@ def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> 
         rows = slice(0, cut) if rank == 0 else slice(cut, None)
         names = ("group_ids", "turn_rewards", "group_advantages", "turn_ids", "mask")
         parts = {name: getattr(batch, name)[rows] for name in names}
-        statistics = {name: batch.statistic(need)[rows] for name, need in STATISTICS.items()}
-        scores = scores_of(batch.logps[rows], batch.entropy[rows], **statistics)
+        statistics = {name: values[rows] for name, values in batch.statistics.items()}
+        scores = TokenScores(batch.logps[rows], batch.entropy[rows], statistics)
         return method.modify_advantages(advantages[rows], replace(batch, ranks=ranks, scores=scores, **parts))
 
     return run_on_ranks(modify)

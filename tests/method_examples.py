@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 import torch
 
 from epo_trl.methods import Method, ModifiedAdvantages, Need, Selection, Tally
-from epo_trl.methods.ref_nucleus import ReferenceNucleus
-from epo_trl.methods.siren import SIREN
 
 
 @dataclass
@@ -143,13 +141,6 @@ class Demanding(Method):
     config_fields: ClassVar[tuple[str, ...]] = ("nothing",)
 
     nothing: int = 0
-
-
-@dataclass
-class OtherNuclei(ReferenceNucleus, SIREN):
-    """A method with both nuclei, whose settings are its own."""
-
-    needs: ClassVar[frozenset[Need]] = ReferenceNucleus.needs | SIREN.needs
 
 
 @dataclass

@@ -8,10 +8,10 @@ from fused_heads import HEADS, IDS, PROMPTS, RESPONSE, TURNS, disturbed, nucleus
 from trainer_kit import assert_same_function, make_model
 from trl.trainer.utils import add_fused_lm_head
 
-from epo_trl.methods import Need
-from epo_trl.scoring.fused_head import mean_discriminator, nucleus_entropy
-from epo_trl.scoring.top_p import own_nucleus_entropy, top_p_entropy
-from epo_trl.scoring.turn_forward import Passes, find_nuclei, score_turns
+from epo_trl.methods.entropy_discriminator import ClipV
+from epo_trl.methods.ref_nucleus import ReferenceNucleus
+from epo_trl.methods.siren import SIREN, top_p_entropy
+from epo_trl.scoring.turn_forward import Passes, score_turns
 from epo_trl.scoring.turn_layout import TurnLayout, cut_turns
 
 CUT, TOP_P = 0.03, 0.8
@@ -20,13 +20,13 @@ CUT, TOP_P = 0.03, 0.8
 def mean_discriminator_of(logits, _):
     log_p = logits.log_softmax(-1)
     entropy = -(log_p.exp() * log_p).sum(-1, keepdim=True)
-    return ((2 * log_p).exp() * (entropy + log_p)).sum(-1).detach()
+    return ((2 * log_p).exp() * (entropy + log_p)).sum(-1)
 
 
 PLAIN = {
-    Need.NUCLEUS: partial(nucleus_entropy_of, cut=CUT),
-    Need.TOP_P: lambda logits, _: top_p_entropy(logits, TOP_P),
-    Need.DISCRIMINATOR: mean_discriminator_of,
+    "nucleus": partial(nucleus_entropy_of, cut=CUT),
+    "top_p": lambda logits, _: top_p_entropy(logits, TOP_P),
+    "discriminator": mean_discriminator_of,
 }
 
 
@@ -40,13 +40,20 @@ def fused(*models, temperature=1.0):
     return models
 
 
+@torch.no_grad()
+def candidates_of(reference, batch, passes=Passes()):  # noqa: B008
+    statistic = ReferenceNucleus(cut=CUT).reference_statistics["candidates"]
+    found = score_turns(reference, batch, passes=passes, statistics={"": lambda head, tokens: statistic(head, {})})
+    return found.statistics[""]
+
+
 def asked(reference, batch, *needs):
     """Returns the statistics to ask for: those named, or all."""
-    candidates = find_nuclei(reference, batch, CUT)
+    method, candidates = ReferenceNucleus(cut=CUT), candidates_of(reference, batch)
     every = {
-        Need.NUCLEUS: lambda head, tokens: nucleus_entropy(head, candidates[tokens]),
-        Need.TOP_P: lambda head, tokens: own_nucleus_entropy(head, TOP_P),
-        Need.DISCRIMINATOR: lambda head, tokens: mean_discriminator(head),
+        "nucleus": lambda head, tokens: method.loss_statistics["entropy"](head, {"candidates": candidates[tokens]}),
+        "top_p": lambda head, tokens: SIREN(top_p=TOP_P).loss_statistics["entropy"](head, {}),
+        "discriminator": lambda head, tokens: ClipV.statistics["mean"](head, {}),
     }
     return {need: every[need] for need in needs or every}
 
@@ -62,15 +69,11 @@ def test_it_is_what_the_whole_distribution_gives(need, head):
         logits, others = (one(ids).logits[0, :-1].double() / temperature for one in (model, reference))
         wanted[i, : length - 1] = PLAIN[need](logits, others.detach())
     wanted = wanted[batch.sequence, batch.position - 1]
-    assert (wanted.abs() > (0.1 if need is not Need.DISCRIMINATOR else 0.005)).sum() > 0
+    assert (wanted.abs() > (0.1 if need != "discriminator" else 0.005)).sum() > 0
 
     fused(model, reference, temperature=temperature)
-    got = score_turns(model, batch, statistics=asked(reference, batch, need)).head[need]
-    if need is Need.DISCRIMINATOR:
-        assert not got.requires_grad
-        torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-6)
-    else:
-        assert_same_function(model, got, wanted)
+    got = score_turns(model, batch, statistics=asked(reference, batch, need)).statistics[need]
+    assert_same_function(model, got, wanted)
 
 
 @pytest.mark.parametrize("windowed", [True, False])
@@ -79,31 +82,31 @@ def test_they_do_not_depend_on_the_forward_passes(windowed, way):
     reference, batch = make_model(), cut(windowed)
     model = disturbed(reference)
     fused(model, reference)
-    assert torch.equal(find_nuclei(reference, batch, CUT), find_nuclei(reference, batch, CUT, passes=way))
+    assert torch.equal(candidates_of(reference, batch), candidates_of(reference, batch, way))
     statistics = asked(reference, batch)
     one, other = (score_turns(model, batch, statistics=statistics, passes=each) for each in (Passes(), way))
     torch.testing.assert_close(one.log_probs, other.log_probs)
     for need in PLAIN:
-        assert one.head[need].abs().max() > 0.005
-        torch.testing.assert_close(one.head[need], other.head[need])
+        assert one.statistics[need].abs().max() > 0.005
+        torch.testing.assert_close(one.statistics[need], other.statistics[need])
 
 
 def test_several_are_found_in_one_pass():
     (model,), batch = fused(make_model()), cut(windowed=False)
-    together = score_turns(model, batch, statistics=asked(model, batch)).head
+    together = score_turns(model, batch, statistics=asked(model, batch)).statistics
     for need in PLAIN:
-        alone = score_turns(model, batch, statistics=asked(model, batch, need)).head
+        alone = score_turns(model, batch, statistics=asked(model, batch, need)).statistics
         assert alone.keys() == {need} and torch.equal(alone[need], together[need])
-    assert not torch.equal(together[Need.NUCLEUS], together[Need.TOP_P])
+    assert not torch.equal(together["nucleus"], together["top_p"])
 
 
 def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatch):
     """As on devices that want static shapes."""
     (model,), batch = fused(make_model()), cut(windowed=True)
     statistics = asked(model, batch)
-    compact = score_turns(model, batch, statistics=statistics).head
+    compact = score_turns(model, batch, statistics=statistics).statistics
     monkeypatch.setattr("epo_trl.scoring.turn_forward.compact_scoring", lambda: torch.no_grad())
-    every = score_turns(model, batch, statistics=statistics).head
+    every = score_turns(model, batch, statistics=statistics).statistics
     for need in PLAIN:
         torch.testing.assert_close(every[need], compact[need])
 
@@ -114,13 +117,13 @@ def test_they_take_half_precision_and_give_single(autocast):
     model = make_model() if autocast else make_model().bfloat16()
     fused(whole, model)
     statistics = asked(whole, batch)
-    exact = score_turns(whole, batch, statistics=statistics).head
+    exact = score_turns(whole, batch, statistics=statistics).statistics
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        found = score_turns(model, batch, statistics=statistics).head
+        found = score_turns(model, batch, statistics=statistics).statistics
     for need in PLAIN:
         assert found[need].dtype == torch.float32
         assert (found[need] - exact[need]).abs().median() < 0.05
-    entropy = found[Need.NUCLEUS] + found[Need.TOP_P]
+    entropy = found["nucleus"] + found["top_p"]
     assert entropy.max() > 0.1
     entropy.sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from method_batches import scores_of
+from method_batches import batch_of
 from trainer_kit import catch_step, difference, largest, make_trainer, with_episodes
 
-from epo_trl.methods import Batch, StepSummary
+from epo_trl.methods import StepSummary
 from epo_trl.methods.adaptive import AdaptiveEntropy
 from epo_trl.methods.ea import EntropyAdvantage
 
@@ -19,9 +19,7 @@ def trainer_of(folder, **changes):
 def test_entropy_based_advantages_by_hand():
     """alpha 0.4, kappa 2: min(0.4 H, |A| / 2). The sign of A never turns, an advantage of 0 stays."""
     advantages, entropy = torch.tensor([[2.0, 2.0, -1.0, -1.0, 0.0]]), torch.tensor([[0.5, 5.0, 0.5, 5.0, 3.0]])
-    nothing = torch.zeros(1, 5).long()
-    batch = Batch((), nothing, advantages, advantages, nothing, nothing, scores=scores_of(entropy=entropy))
-    shaped = EntropyAdvantage().modify_advantages(advantages, batch).advantages
+    shaped = EntropyAdvantage().modify_advantages(advantages, batch_of([[0] * 5], entropy=entropy)).advantages
     torch.testing.assert_close(shaped, torch.tensor([[2.2, 3.0, -0.8, -0.5, 0.0]]))
 
 

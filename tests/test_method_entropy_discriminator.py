@@ -10,18 +10,14 @@ from method_batches import batch_of, record_calls
 from plain_steps import assert_gradient, plain_tokens, step_of
 from trainer_kit import compute_in_float64, make_model, make_trainer, with_episodes
 
-from epo_trl.errors import InputError
-from epo_trl.methods import Need
-from epo_trl.methods.entropy_discriminator import ClipB, ClipV, discriminators
-from epo_trl.scoring.fused_head import HeadInput, mean_discriminator
+from epo_trl.methods.entropy_discriminator import ClipB, ClipV, discriminators, mean_discriminator
 
 
 def with_discriminators(values, means=None):
     """Returns a batch of two rows, three tokens and two, with these S: p = 1/e and H = 1 + e S give p (H + log p)."""
     entropy = 1 + math.e * torch.tensor(values, dtype=torch.float64)
-    return batch_of(
-        [[0, 0, 1], [0, 0, -1]], logps=torch.full_like(entropy, -1.0), entropy=entropy, mean_discriminator=means
-    )
+    logps, statistics = torch.full_like(entropy, -1.0), means and {"mean": means}
+    return batch_of([[0, 0, 1], [0, 0, -1]], logps=logps, entropy=entropy, statistics=statistics)
 
 
 # ------------------------------------------------------------------------------------------------------------- by hand
@@ -66,22 +62,15 @@ def test_clip_v_by_hand():
 def test_the_mean_of_the_discriminator_by_hand():
     p = [0.5, 0.3, 0.2]
     entropy = -sum(x * math.log(x) for x in p)
-    head, logits = head_of([p, [0.25] * 3])
+    _, logits = head_of([p, [0.25] * 3])
     by_hand = sum(x * x * (entropy + math.log(x)) for x in p)
-    assert mean_discriminator(head).tolist() == pytest.approx([by_hand, 0.0], abs=1e-12)
+    assert mean_discriminator(logits.detach()).tolist() == pytest.approx([by_hand, 0.0], abs=1e-12)
     rising = logits.detach().requires_grad_()
     log_p = rising.log_softmax(-1)
     (slope,) = torch.autograd.grad(-(log_p.exp() * log_p).sum(), rising)
-    torch.testing.assert_close(mean_discriminator(head), -(log_p.exp() * slope).sum(-1).detach())  # dH/dz = -S
-
-
-def test_it_is_computed_in_parts(monkeypatch):
-    torch.manual_seed(0)
-    head = HeadInput(torch.randn(7, 4), torch.randn(12, 4), torch.randn(12), 0.7, 2.0, 1.3)
-    whole = mean_discriminator(head)
-    monkeypatch.setattr("epo_trl.scoring.fused_head.CHUNK", 30)
-    torch.testing.assert_close(mean_discriminator(head), whole)
-    assert mean_discriminator(HeadInput(head.hidden[:0], head.weight, None, 1.0, None, 1.0)).shape == (0,)
+    torch.testing.assert_close(
+        mean_discriminator(logits.detach()), -(log_p.exp() * slope).sum(-1).detach()
+    )  # dH/dz = -S
 
 
 def test_only_collection_pays_for_it(tmp_path):
@@ -90,9 +79,7 @@ def test_only_collection_pays_for_it(tmp_path):
     trainer.args.max_steps = 1
     trainer.train()
     [((micro,), _)] = calls
-    assert not micro.head
-    with pytest.raises(InputError, match="needs: .*DISCRIMINATOR"):
-        micro.statistic(Need.DISCRIMINATOR)
+    assert not micro.statistics
 
 
 # --------------------------------------------------------------------------------------------------------- in a trainer

@@ -21,10 +21,8 @@ from trainer_kit import (
 )
 from trl.trainer.utils import add_fused_lm_head
 
-from epo_trl.methods import Need, StepSummary
-from epo_trl.methods.ref_nucleus import ReferenceNucleus
-from epo_trl.scoring import fused_head
-from epo_trl.scoring.fused_head import nucleus, nucleus_entropy
+from epo_trl.methods import StepSummary, lm_head
+from epo_trl.methods.ref_nucleus import ReferenceNucleus, nucleus, nucleus_entropy
 from epo_trl.scoring.turn_forward import score_turns
 from epo_trl.scoring.turn_layout import TurnLayout, cut_turns
 from epo_trl.trainers.monitoring.run_health import watched_entropy
@@ -38,7 +36,7 @@ NO = -1
 def test_the_nucleus_by_hand(monkeypatch):
     """More than 5 %, most probable first; a position with one such token, or none, has no choice."""
     head, _ = head_of([[0.08, 0.6, 0.02, 0.3], [0.04, 0.9, 0.03, 0.03], [0.5, 0.04, 0.4599, 0.0001]])
-    monkeypatch.setattr(fused_head, "CHUNK", 4)  # one position at a time
+    monkeypatch.setattr(lm_head, "CHUNK", 4)  # one position at a time
     assert nucleus(head, 0.05).tolist() == [[1, 3, 0, NO], [NO] * 4, [0, 2, NO, NO]]
     assert nucleus(head, 0.31).tolist() == [[NO] * 3, [NO] * 3, [0, 2, NO]]  # there is room for three at most
 
@@ -67,9 +65,9 @@ def test_temperature_scale_and_cap_come_in_the_heads_order():
 def row_of(entropy, inside, choice, **changes):
     """Returns a micro-batch of one turn of sampled tokens and a last token that does not count."""
     entropy, inside = (torch.tensor([[*x, 9.0]], requires_grad=True) for x in (entropy, inside))
-    marks = {"choice": torch.tensor([[*choice, True]])}
+    marks = {"candidates": torch.tensor([[[5, 6] if x else [NO, NO] for x in (*choice, True)]])}
     ids = [[*(0 for _ in choice), -1]]
-    return micro_of(ids, entropy=entropy, head={Need.NUCLEUS: inside}, token_annotations=marks, **changes)
+    return micro_of(ids, entropy=entropy, statistics={"entropy": inside}, token_annotations=marks, **changes)
 
 
 def test_the_term_and_its_metrics_by_hand():
@@ -112,8 +110,8 @@ def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
     batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
     for width in (0, 3):
         none = torch.full((len(batch.sequence), width), NO)
-        statistics = {Need.NUCLEUS: lambda head, tokens, none=none: nucleus_entropy(head, none[tokens])}
-        entropy = score_turns(model, batch, statistics=statistics).head[Need.NUCLEUS]
+        statistics = {"nucleus": lambda head, tokens, none=none: nucleus_entropy(head, none[tokens])}
+        entropy = score_turns(model, batch, statistics=statistics).statistics["nucleus"]
         assert entropy.shape == batch.row.shape and not entropy.any()
         gradients = torch.autograd.grad(entropy.sum(), list(model.parameters()), materialize_grads=True)
         assert not any(gradient.any() for gradient in gradients)
@@ -194,7 +192,7 @@ KINDS = {
 def nucleus_of(trainer, batch):
     """Returns the candidates that the policy of this moment would give."""
     rows = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    return trainer.scorer.nucleus(trainer.model, rows, trainer.step.layout, 0.02)
+    return trainer.scorer.reference(trainer.model, rows, trainer.step.layout)["ref-nucleus/candidates"]
 
 
 @pytest.mark.slow
@@ -208,7 +206,7 @@ def test_the_reference_stays_where_the_policy_began(tmp_path, kind):
 
     def look(inputs):
         batch = collect(inputs)
-        batches.append(trainer.step.candidates)
+        batches.append(trainer.step.annotations["ref-nucleus"]["candidates"])
         own.append(nucleus_of(trainer, batch))
         return batch
 

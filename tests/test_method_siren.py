@@ -21,9 +21,7 @@ from trainer_kit import (
     with_episodes,
 )
 
-from epo_trl.methods import Need
-from epo_trl.methods.siren import SIREN, peak_tokens
-from epo_trl.scoring.top_p import top_p_entropy
+from epo_trl.methods.siren import SIREN, peak_tokens, top_p_entropy
 from epo_trl.types import StopReason
 
 NO = 9.0  # an entropy that must not count
@@ -80,12 +78,12 @@ PEAKS = [[0, 1, 0, 1, 0], [1, 1, 0, 0, 0], [0] * 5]  # with a quantile of 1/3; H
 
 
 def collected(entropy=ENTROPY, mask=MASK):
-    return batch_of(TURNS, mask=mask, top_p_entropy=entropy)
+    return batch_of(TURNS, mask=mask, statistics={"entropy": entropy})
 
 
 def batch_in_loss(entropy, peaks):
     entropy = torch.as_tensor(entropy).clone().requires_grad_()
-    return micro_of(TURNS, mask=torch.tensor(MASK), num_episodes=2.0, head={Need.TOP_P: entropy},
+    return micro_of(TURNS, mask=torch.tensor(MASK), num_episodes=2.0, statistics={"entropy": entropy},
                     token_annotations={"peaks": peaks})  # fmt: skip
 
 
@@ -102,7 +100,7 @@ def test_value_gradient_and_metrics_by_hand():
         term = method.loss(micro)
         term.backward()
         assert term.item() == pytest.approx(value)
-        torch.testing.assert_close(micro.head[Need.TOP_P].grad, 0.4 / 4 * torch.tensor(PEAKS))
+        torch.testing.assert_close(micro.statistics["entropy"].grad, 0.4 / 4 * torch.tensor(PEAKS))
 
 
 def test_the_anchor_is_the_entropy_of_the_first_batch_that_has_any():
@@ -121,7 +119,9 @@ def test_the_anchor_is_the_entropy_of_the_first_batch_that_has_any():
     term = method.loss(micro)
     term.backward()
     assert term.item() == pytest.approx(0.02)
-    assert micro.head[Need.TOP_P].grad[0, 1].item() == pytest.approx(-0.1), "gradient descent raises the entropy again"
+    assert micro.statistics["entropy"].grad[0, 1].item() == pytest.approx(-0.1), (
+        "gradient descent raises the entropy again"
+    )
     broken = method.modify_advantages(torch.zeros(3, 5), collected(later * math.nan))
     assert (
         method.loss(batch_in_loss(later, broken.token_annotations["peaks"])) is None
@@ -161,7 +161,7 @@ def test_its_gradient_is_that_of_the_square_by_finite_differences():
     def inside(z):
         return top_p_entropy(z.flatten(0, 1), 0.8).view(8, 6)
 
-    batch = batch_of(turns.tolist(), mask=mask, top_p_entropy=inside(logits.detach()))
+    batch = batch_of(turns.tolist(), mask=mask, statistics={"entropy": inside(logits.detach())})
     peaks = method.modify_advantages(mask, batch).token_annotations["peaks"]
 
     def square(z):
@@ -171,7 +171,7 @@ def test_its_gradient_is_that_of_the_square_by_finite_differences():
 
     entropy, terms = inside(logits), []
     for rows in torch.arange(8).split(2):
-        micro = micro_of(turns[rows], mask=mask[rows], num_episodes=7.0, head={Need.TOP_P: entropy[rows]},
+        micro = micro_of(turns[rows], mask=mask[rows], num_episodes=7.0, statistics={"entropy": entropy[rows]},
                          token_annotations={"peaks": peaks[rows]})  # fmt: skip
         terms.append(method.loss(micro))
     total = sum(terms)

@@ -5,14 +5,17 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-import trl.trainer.utils as trl_utils
 from fused_heads import head_of
 
-from epo_trl.scoring import top_p
-from epo_trl.scoring.fused_head import HeadInput
-from epo_trl.scoring.top_p import own_nucleus_entropy, top_p_entropy
+from epo_trl.methods import lm_head, siren
+from epo_trl.methods.lm_head import LMHead
+from epo_trl.methods.siren import top_p_entropy
 
 F64 = torch.float64
+
+
+def own_nucleus_entropy(head, share):
+    return head.map(lambda logits: top_p_entropy(logits, share))
 
 
 def entropy_of(weights):
@@ -49,7 +52,7 @@ def test_its_gradient_by_hand():
 
 def test_it_is_what_sorting_gives(monkeypatch):
     """Also where more tokens are inside than are looked at first."""
-    monkeypatch.setattr(top_p, "FEW", 5)
+    monkeypatch.setattr(siren, "FEW", 5)
     torch.manual_seed(0)
     logits = torch.cat([0.1 * torch.randn(20, 50), 2 * torch.randn(20, 50), 9 * torch.randn(20, 50)]).double()
     sizes = set()
@@ -65,15 +68,15 @@ def test_it_is_what_sorting_gives(monkeypatch):
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_its_gradient_is_that_of_finite_differences(monkeypatch, softcap):
     """In parts, none of which has more logits than there is room for; a position without gradient is left out."""
-    monkeypatch.setattr(top_p, "CHUNK", 30)
-    seen, original = [], top_p.top_p_entropy
-    monkeypatch.setattr(top_p, "top_p_entropy", lambda z, share: seen.append(z.numel()) or original(z, share))
+    monkeypatch.setattr(lm_head, "CHUNK", 30)
+    seen = []
     torch.manual_seed(0)
     inputs = [torch.randn(shape, dtype=F64).requires_grad_() for shape in ((7, 4), (12, 4), (12,))]
     weights = torch.tensor([0.0, 1.0, 2.0, 0.0, -1.0, 3.0, 0.5], dtype=F64)
 
     def value(hidden, weight, bias):
-        return (weights * own_nucleus_entropy(HeadInput(hidden, weight, bias, 0.7, softcap, 1.3), 0.8)).sum()
+        head = LMHead(hidden, weight, bias, 0.7, softcap, 1.3)
+        return (weights * head.map(lambda z: seen.append(z.numel()) or top_p_entropy(z, 0.8))).sum()
 
     assert torch.autograd.gradcheck(value, inputs, eps=1e-7, atol=1e-5)
     assert value(*inputs).abs() > 0.1 and max(seen) <= 30
@@ -82,15 +85,10 @@ def test_its_gradient_is_that_of_finite_differences(monkeypatch, softcap):
     assert not on_hidden[[0, 3]].any() and on_hidden.any()
 
 
-def test_a_head_that_was_split_after_the_forward_pass_is_whole_in_the_backward_pass(monkeypatch):
+def test_a_head_that_was_split_after_the_forward_pass_is_whole_in_the_backward_pass():
     """As under ZeRO-3, played here by a weight that is there inside of TRL's context alone."""
     torch.manual_seed(0)
     hidden, weight = (torch.randn(shape, dtype=F64).requires_grad_() for shape in ((5, 4), (12, 4)))
-
-    def entropy():
-        return own_nucleus_entropy(HeadInput(hidden, weight, None, 1.0, None, 1.0), 0.8).sum()
-
-    wanted, whole = torch.autograd.grad(entropy(), (hidden, weight)), weight.data
 
     @contextmanager
     def gathered(*parameters):
@@ -99,8 +97,11 @@ def test_a_head_that_was_split_after_the_forward_pass_is_whole_in_the_backward_p
         yield
         weight.data = whole[:0]
 
-    monkeypatch.setattr(trl_utils, "maybe_gather_lm_head_ctx", gathered)
-    again = entropy()
+    def entropy(*gather):
+        return own_nucleus_entropy(LMHead(hidden, weight, None, 1.0, None, 1.0, *gather), 0.8).sum()
+
+    wanted, whole = torch.autograd.grad(entropy(), (hidden, weight)), weight.data
+    again = entropy(gathered)
     weight.data = whole[:0]
     for got, want in zip(torch.autograd.grad(again, (hidden, weight)), wanted, strict=True):
         assert torch.equal(got, want) and got.any()
@@ -108,7 +109,7 @@ def test_a_head_that_was_split_after_the_forward_pass_is_whole_in_the_backward_p
 
 def test_without_a_position_there_is_a_gradient_of_zero():
     head, logits = head_of([[0.5, 0.3, 0.2]])
-    none = HeadInput(logits[:0], head.weight.requires_grad_(), None, 1.0, None, 1.0)
+    none = LMHead(logits[:0], head.weight.requires_grad_(), None, 1.0, None, 1.0)
     entropy = own_nucleus_entropy(none, 0.8)
     assert entropy.shape == (0,)
     entropy.sum().backward()

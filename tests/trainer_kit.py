@@ -183,8 +183,7 @@ def results_of(owner: Any, name: str) -> list[Any]:
 def with_step(trainer: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns TRL's batch of all rows of an RL step, with the tensors that the step keeps of them."""
     step, own = trainer.step, {"turn_ids": trainer.step.layout.turn_ids, "num_episodes": trainer.step.num_episodes}
-    if step.candidates is not None:
-        own["candidates"] = step.candidates
+    own |= step.annotations.get("ref-nucleus", {})
     if (targets := step.targets) is not None:
         own |= {"old_values": targets.values, "returns": targets.returns, "value_points": targets.points}
     return {**batch, **own}

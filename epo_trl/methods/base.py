@@ -20,11 +20,15 @@ from torch import Tensor
 
 from epo_trl.bounds import check_bounds
 from epo_trl.errors import InputError
+from epo_trl.methods.lm_head import LMHead
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.objectives import turn_mean_weights
 from epo_trl.types import Episode
 
 _Given = TypeVar("_Given")
+# Maps the LM head at m sampled tokens, and the method's token annotations there, (m, ...) by name, to (m, ...) values.
+# A batch has no annotations when it is collected.
+Statistic = Callable[[LMHead, Mapping[str, Tensor]], Tensor]
 
 
 class Need(StrEnum):
@@ -33,11 +37,8 @@ class Need(StrEnum):
     GROUPS = "groups"  # several episodes per task
     SCORES = "scores"  # log-probs and entropies under the behaviour policy: a no-grad pass, unless TRL already makes it
     VALUES = "values"  # a critic
-    NUCLEUS = "nucleus"  # the reference nucleus: tokens with a reference probability above the method's `cut`
     FEATURES = "features"  # hidden states of each turn under the reference policy
     TURN_REWARDS = "turn_rewards"  # per-turn rewards, which TRL's reward functions neither see nor change
-    TOP_P = "top_p"  # the policy's own nucleus: the smallest set of tokens with total probability `top_p`
-    DISCRIMINATOR = "discriminator"  # the policy's mean of p (H + log p) at each token, at collection only
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +65,13 @@ class TokenScores:
     Args:
         logps: (B, T) log-probabilities in nats.
         entropy: (B, T) entropies in nats; NaN under the reference policy.
-        head: (B, T) further statistics of the distribution at each token, by the need that requests them.
-            `Need.NUCLEUS`: entropy in nats of the policy renormalised over the reference nucleus; 0 where the nucleus
-            has fewer than two tokens. `Need.TOP_P`: entropy in nats over the policy's own nucleus.
-            `Need.DISCRIMINATOR`: the mean of p (H + log p) over the vocabulary, in nats.
+        statistics: (B, T, ...) statistics of the LM head that methods declare, by method and name.
         values: (B, T) values of the critic in units of reward; `None` if they were not requested.
     """
 
     logps: Tensor
     entropy: Tensor
-    head: Mapping[Need, Tensor] = field(default_factory=dict)
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
     values: Tensor | None = None
 
 
@@ -114,8 +112,7 @@ class Batch:
         scores: Scores under the behaviour policy. Requires `Need.SCORES`.
         critic: Values of the critic. Requires `Need.VALUES`.
         turn_features: Hidden states of the turns. Requires `Need.FEATURES`.
-        candidates: (B, T, K) token ids of the reference nucleus, padded with -1. Only -1 where it has fewer than two
-            tokens. Requires `Need.NUCLEUS`.
+        reference: (B, T, ...) values of the method's `reference_statistics`, by name.
 
     The properties return the optional fields and raise `InputError` if no method declares the need.
     """
@@ -132,7 +129,7 @@ class Batch:
     scores: TokenScores | None = None
     critic: CriticValues | None = None
     turn_features: TurnFeatures | None = None
-    candidates: Tensor | None = None
+    reference: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def logps(self) -> Tensor:
@@ -144,9 +141,10 @@ class Batch:
         """(B, T) entropy of the behaviour policy at each token, in nats."""
         return required(self.scores, Need.SCORES).entropy
 
-    def statistic(self, need: Need) -> Tensor:
-        """Returns the (B, T) statistic of the behaviour policy that `need` requests; see `TokenScores.head`."""
-        return required(required(self.scores, Need.SCORES).head.get(need), need)
+    @property
+    def statistics(self) -> Mapping[str, Tensor]:
+        """(B, T, ...) values of the method's `statistics` under the behaviour policy, by name."""
+        return required(self.scores, Need.SCORES).statistics
 
     @property
     def values(self) -> Tensor:
@@ -162,11 +160,6 @@ class Batch:
     def features(self) -> TurnFeatures:
         """Hidden states of the turns under the reference policy."""
         return required(self.turn_features, Need.FEATURES)
-
-    @property
-    def has_choice(self) -> Tensor:
-        """(B, T) boolean, true where the reference nucleus has two or more tokens."""
-        return (required(self.candidates, Need.NUCLEUS) >= 0).any(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +236,7 @@ class MicroBatch:
             the scale of the policy loss: `policy_mean(x)` counts as much as advantages of `-x`.
         rl_step: Index of the RL step, from 0.
         total_rl_steps: Number of RL steps in the run.
-        head: (b, T) further statistics of the distributions, with gradient; see `TokenScores`.
+        statistics: (b, T, ...) values of the method's `loss_statistics`, by name, with gradient.
         compute_dtype: Dtype of the logits. Its rounding makes two passes of the same policy differ.
         token_annotations: Tensors that the method's `modify_advantages` attached to these rows.
     """
@@ -258,13 +251,9 @@ class MicroBatch:
     policy_mean: Callable[[Tensor], Tensor]
     rl_step: int = 0
     total_rl_steps: int = 1
-    head: Mapping[Need, Tensor] = field(default_factory=dict)
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
     compute_dtype: torch.dtype = torch.float32
     token_annotations: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def statistic(self, need: Need) -> Tensor:
-        """Returns the (b, T) statistic that `need` requests, with gradient; see `TokenScores.head`."""
-        return required(self.head.get(need), need)
 
     @cached_property
     def _turn_weights(self) -> Tensor:
@@ -333,9 +322,10 @@ class Method:
         needs: Inputs that the method requires.
         config_fields: Settings that are fields of the trainer's configuration, under the same names.
         card: Text of the model card, in Markdown, with settings in braces; `""` gives the name of the class.
-        cut: Probability above which a token belongs to the reference nucleus, with `Need.NUCLEUS`. All methods of a run
-            share one value.
-        top_p: Total probability of the policy's own nucleus, with `Need.TOP_P`. All methods of a run share one value.
+        statistics: Statistics of the policy's LM head when a batch is collected, with `Need.SCORES`, by name.
+        loss_statistics: The same in the loss, with gradient.
+        reference_statistics: The same of the reference policy when a batch is collected. Integers are token ids, padded
+            with -1.
         tally: Sums of the RL step, for `end_rl_step`; set in `__post_init__`.
         token_weight: Above 0, with `Need.VALUES`, if tokens but the first of a turn have values of a second head.
     """
@@ -343,8 +333,6 @@ class Method:
     needs: ClassVar[frozenset[Need]] = frozenset()
     config_fields: ClassVar[tuple[str, ...]] = ()
     card: ClassVar[str] = ""
-    cut: float
-    top_p: float
     tally: Tally = Tally()
     token_weight: float = 0.0
 
@@ -356,6 +344,13 @@ class Method:
         if not self.card:
             return type(self).__name__
         return self.card.format_map(ChainMap(vars(self), *map(vars, type(self).__mro__)))  # type: ignore[arg-type]
+
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        """No statistics."""
+        return {}
+
+    loss_statistics = reference_statistics = statistics
 
     def check(self, args: Any) -> None:
         """Raises `ValueError`, with the reason, if the rest of the configuration is incompatible with the method."""

@@ -23,6 +23,18 @@ def discriminators(batch: Batch) -> Tensor:
     return logps.exp() * (batch.entropy.double() + logps)
 
 
+def mean_discriminator(logits: Tensor) -> Tensor:
+    """Returns (n,) means of p (H + log p) over each distribution, in nats: `sum of p^2 (H + log p)`.
+
+    Args:
+        logits: Logits, (n, V).
+    """
+    log_p = logits.log_softmax(-1)
+    p = log_p.exp()
+    entropy = -(p * log_p).sum(-1, keepdim=True)
+    return (p.square() * (entropy + log_p)).sum(-1)
+
+
 def _penalised(advantages: Tensor, batch: Batch) -> Tensor:
     """Returns (B, T) booleans, true on the counted tokens with a negative advantage."""
     return batch.mask.bool() & (advantages < 0)
@@ -65,14 +77,15 @@ class ClipV(Method):
     """
 
     card: ClassVar[str] = "[Clip_V](https://arxiv.org/abs/2602.03392), mu {mu:g}, at most {max_share:g} of the tokens"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.DISCRIMINATOR})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    statistics = {"mean": lambda head, _: head.map(mean_discriminator)}
 
     mu: NonNegative = 8.5
     max_share: Share = 1e-4
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Sets the advantages of the removed tokens to 0."""
-        excess = batch.statistic(Need.DISCRIMINATOR).double() - discriminators(batch)
+        excess = batch.statistics["mean"].double() - discriminators(batch)
         _, std = token_moments(excess, batch)
         candidates = _penalised(advantages, batch) & (excess > self.mu * std)
         removed = lowest(-excess, candidates, number_of_tokens(self.max_share, batch), batch)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
+import torch
 from torch import Tensor
 
 from epo_trl.bounds import NonNegative, Range
-from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need, StepSummary, Tally
+from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Statistic, StepSummary, Tally
+from epo_trl.methods.lm_head import LMHead
 from epo_trl.objectives import check_schedule, scheduled_weight
 
 
@@ -27,7 +30,7 @@ class ReferenceNucleus(Method):
         end_weight: Coefficient at the last RL step; `None` with a constant schedule.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.NUCLEUS})
+    loss_statistics = {"entropy": lambda head, marks: nucleus_entropy(head, marks["candidates"])}
 
     cut: Annotated[float, Range(least=0.001, below=0.5)] = 0.02
     weight: NonNegative = 0.1
@@ -48,13 +51,19 @@ class ReferenceNucleus(Method):
         """Returns the coefficient of an RL step."""
         return scheduled_weight(rl_step, total_rl_steps, schedule=self.schedule, start=self.weight, end=self.end_weight)
 
+    @property
+    def reference_statistics(self) -> Mapping[str, Statistic]:
+        """The tokens of S."""
+        return {"candidates": lambda head, _: nucleus(head, self.cut)}
+
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Marks the tokens whose nucleus has a choice; the advantages are unchanged."""
-        return ModifiedAdvantages(advantages, {"choice": batch.has_choice})
+        """Marks each token with its S; the advantages are unchanged."""
+        return ModifiedAdvantages(advantages, {"candidates": batch.reference["candidates"]})
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
         """Returns the contribution of these rows to the bonus; with a weight of 0 it is only logged."""
-        has_choice, nucleus, entropy = micro.token_annotations["choice"], micro.statistic(Need.NUCLEUS), micro.entropy
+        has_choice = (micro.token_annotations["candidates"] >= 0).any(-1)
+        nucleus, entropy = micro.statistics["entropy"], micro.entropy
         choice, forced = has_choice * micro.mask, ~has_choice * micro.mask
         self.tally.add(
             choices=choice.sum(),
@@ -81,3 +90,45 @@ class ReferenceNucleus(Method):
             **of_choices,
             "ref-nucleus/forced_entropy": sums["forced_entropy"] / max(forced, 1),
         }
+
+
+def nucleus(head: LMHead, cut: float) -> Tensor:
+    """Returns (m, K) ids of the tokens with a probability above `cut`, most probable first, padded with -1.
+
+    A position with fewer than two such tokens has only -1: there is no choice. K is the maximum possible number.
+
+    Args:
+        head: LM head of the model that defines the nucleus.
+        cut: Probability threshold, above 0.
+    """
+    most = min(int(1 / cut), len(head.weight))
+
+    def ids(logits: Tensor) -> Tensor:
+        top = logits.softmax(-1).topk(most)
+        inside = top.values > cut
+        return torch.where(inside & (inside.sum(-1, keepdim=True) > 1), top.indices, -1)
+
+    return head.map(ids)
+
+
+def nucleus_entropy(head: LMHead, candidates: Tensor) -> Tensor:
+    """Returns (m,) entropies of the model restricted to, and renormalised over, the candidates of each position.
+
+    In nats, 0 where there are none. Differentiable through the hidden states and the candidates' rows of the weight.
+
+    Args:
+        head: LM head of the measured model.
+        candidates: Token ids, (m, K), padded with -1.
+    """
+    inside = candidates >= 0
+    row, column = inside.nonzero(as_tuple=True)
+    ids = candidates[row, column]
+    wide = torch.promote_types(head.hidden.dtype, torch.float32)
+    projected = (head.hidden[row].to(wide) * head.weight[ids].to(wide)).sum(-1)
+    if head.bias is not None:
+        projected = projected + head.bias[ids]
+    # -inf outside the candidates, but 0 in rows without any: a row of infinities has no gradient.
+    outside = torch.zeros(inside.shape, dtype=wide, device=inside.device)
+    outside = outside.masked_fill(inside.any(-1, keepdim=True), -torch.inf)
+    log_p = outside.index_put((row, column), head.logits(projected)).log_softmax(-1)
+    return -(log_p.exp() * log_p.masked_fill(~inside, 0.0)).sum(-1)

@@ -92,7 +92,7 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
             raise InputError(f"method_kwargs: expected settings of {list(made)}, got settings of {name!r}, not in use")
     methods = Methods(made, args.max_turns)
     _check_kinds(methods, args, critic)
-    _check_nucleus(methods, args)
+    _check_reference(methods, args)
     for name, method in methods.items():
         method.check(args)
         try:
@@ -205,14 +205,8 @@ def _check_kinds(methods: Methods, args: Any, critic: bool) -> None:
                 raise InputError(f"{field}: got {value!r}, which is incompatible with the ratio of {name!r}: {reason}")
 
 
-def _check_nucleus(methods: Methods, args: Any) -> None:
-    """Rejects methods with different nuclei, and a reference policy that changes during the run."""
-    for need, setting in ((Need.NUCLEUS, "cut"), (Need.TOP_P, "top_p")):
-        given = {name: getattr(method, setting) for name, method in methods.items() if need in method.needs}
-        if len(set(given.values())) > 1:
-            raise InputError(
-                f"method_kwargs: expected one {setting} for all methods, got {given}: the nucleus is computed once"
-            )
+def _check_reference(methods: Methods, args: Any) -> None:
+    """Rejects a reference policy that changes during the run."""
     if methods.readers_of_reference and args.sync_ref_model:
         raise InputError(
             f"sync_ref_model: expected False with {methods.readers_of_reference[0]!r}, got True: the reference policy "

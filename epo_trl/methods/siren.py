@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from epo_trl.bounds import NonNegative, PositiveShare, Range
-from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
+from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need, Statistic
 from epo_trl.methods.token_statistics import ROUNDING_NATS, token_share
+
+FEW = 64  # most nuclei are not larger; sorting a whole vocabulary takes fifteen times as long as finding these
+_ROUNDING = 1e-6  # tolerance within which a sum of probabilities has reached `top_p`
 
 
 def peak_tokens(entropy: Tensor, mask: Tensor, quantile: float) -> Tensor:
@@ -39,6 +43,38 @@ def _peak_weights(peaks: Tensor) -> Tensor:
     return peaks / peaks.sum(1, keepdim=True).clamp(min=1)
 
 
+def top_p_entropy(logits: Tensor, top_p: float) -> Tensor:
+    """Returns (n,) entropies in nats of distributions restricted to, and renormalised over, their nuclei.
+
+    All tokens tied at the edge of a nucleus are inside. Differentiable; the nucleus itself is treated as constant.
+
+    Args:
+        logits: Logits, (n, V).
+        top_p: Probability mass of the nucleus in (0, 1]; 1 is the whole vocabulary.
+    """
+    with torch.no_grad():
+        p = logits.softmax(-1)
+        outside = p < _least_inside(p, top_p)
+    log_q = logits.masked_fill(outside, -torch.inf).log_softmax(-1)
+    return -(log_q.exp() * log_q.masked_fill(outside, 0.0)).sum(-1)
+
+
+def _least_inside(p: Tensor, top_p: float) -> Tensor:
+    """Returns (n, 1), the smallest probability inside each nucleus."""
+    least, wider = _last_needed(p.topk(min(FEW, p.shape[-1])).values, top_p)
+    if FEW < p.shape[-1]:
+        rows = wider.nonzero().squeeze(1)
+        least[rows], _ = _last_needed(p[rows].sort(-1, descending=True).values, top_p)
+    return least
+
+
+def _last_needed(ordered: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """Returns (n, 1) the last of (n, k) descending probabilities needed for `top_p`, and (n,) whether all are."""
+    needed = ordered.cumsum(-1) - ordered < top_p - _ROUNDING
+    needed[:, 0] = True
+    return ordered.gather(-1, needed.sum(-1, keepdim=True) - 1), needed.all(-1)
+
+
 @dataclass
 class SIREN(Method):
     """Adds `weight * (Hbar - anchor)^2`. Hbar is the mean over episodes of the mean nucleus entropy of their peaks.
@@ -61,7 +97,7 @@ class SIREN(Method):
     """
 
     card: ClassVar[str] = "[SIREN](https://arxiv.org/abs/2509.25133), weight {weight:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.TOP_P})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
 
     weight: NonNegative = 0.005
     top_p: PositiveShare = 0.8
@@ -73,10 +109,18 @@ class SIREN(Method):
         self._anchor = self.anchor
         self._entropy = math.nan  # Hbar of the batch at collection
 
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        """The nucleus entropy, without gradient at collection and with one in the loss."""
+        return {"entropy": lambda head, _: head.map(partial(top_p_entropy, top_p=self.top_p))}
+
+    loss_statistics = statistics
+
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Marks the peaks and sets the anchor at the first batch with tokens; the advantages are unchanged."""
-        peaks = peak_tokens(batch.statistic(Need.TOP_P), batch.mask, self.quantile)
-        means = (_peak_weights(peaks.double()) * batch.statistic(Need.TOP_P)).sum(1)
+        entropy = batch.statistics["entropy"]
+        peaks = peak_tokens(entropy, batch.mask, self.quantile)
+        means = (_peak_weights(peaks.double()) * entropy).sum(1)
         total, rows = batch.ranks.sum(torch.stack([means.sum(), peaks.any(1).sum().double()])).tolist()
         self._entropy = total / rows if rows else math.nan
         metrics = {"siren/peak_share": token_share(peaks, batch)}
@@ -90,7 +134,7 @@ class SIREN(Method):
         distance = math.nan if self._anchor is None else self._entropy - self._anchor
         if not (self.weight and distance and math.isfinite(distance)):
             return None
-        tangent = distance * (distance + 2 * (micro.statistic(Need.TOP_P) - self._entropy))
+        tangent = distance * (distance + 2 * (micro.statistics["entropy"] - self._entropy))
         weights = _peak_weights(micro.token_annotations["peaks"].to(tangent.dtype)) / micro.num_episodes.clamp(min=1)
         return self.weight * (weights * tangent).sum()
 

@@ -10,9 +10,28 @@ import torch
 from torch import Tensor
 
 from epo_trl.errors import InputError
-from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch, Need, Selection, StepSummary
+from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch, Need, Selection, Statistic, StepSummary
 from epo_trl.methods.entropy_meter import EntropyMeter
 from epo_trl.types import LARGEST_REWARD, Episode
+
+Annotations = Mapping[str, Mapping[str, Tensor]]  # (B, T, ...) token annotations, by method and name
+MarkedStatistic = tuple[Statistic, Mapping[str, Tensor]]  # with its method's (B, T, ...) token annotations
+
+
+def _key(method: str, name: str) -> str:
+    return f"{method}/{name}"
+
+
+def _own(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of a method, without its name in their keys."""
+    prefix = _key(method, "")
+    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+
+def _batch_of(method: str, batch: Batch) -> Batch:
+    """Returns the batch with the statistics of a method alone."""
+    scores = batch.scores and replace(batch.scores, statistics=_own(method, batch.scores.statistics))
+    return replace(batch, scores=scores, reference=_own(method, batch.reference))
 
 
 class Methods(dict[str, Method]):
@@ -35,21 +54,29 @@ class Methods(dict[str, Method]):
     @property
     def readers_of_reference(self) -> list[str]:
         """Names of the methods that use the reference policy."""
-        return [name for name, method in self.items() if method.needs & {Need.NUCLEUS, Need.FEATURES}]
+        return [name for name, method in self.items() if Need.FEATURES in method.needs or method.reference_statistics]
+
+    def statistics(self) -> dict[str, MarkedStatistic]:
+        """Returns the statistics of the policy's LM head when a batch is collected."""
+        return {_key(name, key): (x, {}) for name, method in self.items() for key, x in method.statistics.items()}
+
+    def loss_statistics(self, token_annotations: Annotations) -> dict[str, MarkedStatistic]:
+        """Returns the statistics of the LM head in the loss, with the token annotations."""
+        return {
+            _key(name, key): (x, token_annotations.get(name, {}))
+            for name, method in self.items()
+            for key, x in method.loss_statistics.items()
+        }
+
+    def reference_statistics(self) -> dict[str, MarkedStatistic]:
+        """Returns the statistics of the reference policy's LM head."""
+        return {
+            _key(name, key): (x, {}) for name, method in self.items() for key, x in method.reference_statistics.items()
+        }
 
     def overriding(self, hook: str) -> list[str]:
         """Returns the names of the methods that override a hook of `Method`."""
         return [name for name, method in self.items() if getattr(type(method), hook) is not getattr(Method, hook)]
-
-    @property
-    def cut(self) -> float | None:
-        """Probability above which a token belongs to the reference nucleus; `None` if no method needs it."""
-        return next((method.cut for method in self.values() if Need.NUCLEUS in method.needs), None)
-
-    @property
-    def top_p(self) -> float | None:
-        """Total probability of the policy's own nucleus; `None` if no method needs it."""
-        return next((method.top_p for method in self.values() if Need.TOP_P in method.needs), None)
 
     def model_card_text(self) -> str:
         """Returns the model card's description of the methods, in Markdown."""
@@ -101,16 +128,17 @@ class Methods(dict[str, Method]):
 
     def credit(self, batch: Batch) -> Credit:
         """Returns the credit assigned by the first method."""
-        return next(iter(self.values())).credit(batch)
+        name, method = next(iter(self.items()))
+        return method.credit(_batch_of(name, batch))
 
-    def modify_advantages(self, advantages: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Mapping[str, Tensor]]]:
+    def modify_advantages(self, advantages: Tensor, batch: Batch) -> tuple[Tensor, Annotations]:
         """Returns the modified (B, T) advantages, and the token annotations by method."""
         token_annotations: dict[str, Mapping[str, Tensor]] = {}
         self._batch_metrics = {}
         for name, method in self.items():
-            shaped = method.modify_advantages(advantages, batch)
-            advantages, token_annotations[name] = shaped.advantages, shaped.token_annotations
-            self._batch_metrics |= shaped.metrics
+            modified = method.modify_advantages(advantages, _batch_of(name, batch))
+            advantages, token_annotations[name] = modified.advantages, modified.token_annotations
+            self._batch_metrics |= modified.metrics
         return advantages, token_annotations
 
     # --- In the loss ---------------------------------------------------------------------------------------------
@@ -121,7 +149,7 @@ class Methods(dict[str, Method]):
             logps = method.ratio(logps, old_logps, turn_ids, mask)
         return logps
 
-    def loss(self, micro: MicroBatch, token_annotations: Mapping[str, Mapping[str, Tensor]]) -> Tensor | None:
+    def loss(self, micro: MicroBatch, token_annotations: Annotations) -> Tensor | None:
         """Returns the sum of the methods' loss terms, or `None` if there is none.
 
         Args:
@@ -130,8 +158,8 @@ class Methods(dict[str, Method]):
         """
         terms = []
         for name, method in self.items():
-            own = token_annotations.get(name)
-            terms.append(method.loss(replace(micro, token_annotations=own) if own else micro))
+            marks, statistics = token_annotations.get(name, {}), _own(name, micro.statistics)
+            terms.append(method.loss(replace(micro, token_annotations=marks, statistics=statistics)))
         given = [term for term in terms if term is not None]
         return torch.stack(given).sum() if len(given) > 1 else given[0] if given else None
 

@@ -1,4 +1,4 @@
-"""What methods use of the reference policy: its nucleus, and its hidden states of each turn."""
+"""Statistics and turn features of the reference policy, for the methods."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from epo_trl.devices import to_device
-from epo_trl.methods import Need, TokenScores
+from epo_trl.methods import Methods, TokenScores
+from epo_trl.methods.base import Statistic
+from epo_trl.methods.stack import Annotations, MarkedStatistic
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.objectives.gae import turn_edges
-from epo_trl.scoring.fused_head import mean_discriminator, nucleus_entropy
 from epo_trl.scoring.reference import extract_features
-from epo_trl.scoring.top_p import own_nucleus_entropy
-from epo_trl.scoring.turn_forward import HeadStatistic, Passes, find_nuclei, score_turns, value_turns
+from epo_trl.scoring.turn_forward import HeadStatistic, Passes, score_turns, value_turns
 from epo_trl.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns
 
 
@@ -30,16 +30,14 @@ class RowScorer:
         passes: Division of a micro-batch into forward passes with gradient.
         without_gradient: Division of a batch into forward passes without gradient.
         rows: Number of rows of a micro-batch.
-        top_p: Total probability of the policy's own nucleus, for `Need.TOP_P`; `None` without it.
-        discriminator: Whether to compute `Need.DISCRIMINATOR` when a batch is collected.
+        methods: The methods, with their statistics of the LM head.
     """
 
     autocast: Callable[[], AbstractContextManager[Any]]
     passes: Passes
     without_gradient: Passes
     rows: int
-    top_p: float | None = None
-    discriminator: bool = False
+    methods: Methods
 
     def score(
         self,
@@ -47,7 +45,7 @@ class RowScorer:
         input_ids: Tensor,
         layout: TurnLayout,
         *,
-        candidates: Tensor | None = None,
+        annotations: Annotations | None = None,
         with_values: bool = False,
         with_aux_loss: bool = False,
     ) -> tuple[TokenScores, Tensor | None]:
@@ -57,7 +55,7 @@ class RowScorer:
             model: A model with TRL's fused LM head.
             input_ids: (B, P + T) token ids.
             layout: Layout of the rows.
-            candidates: (B, T, K) token ids of the reference nucleus, padded with -1, for the entropy over it.
+            annotations: Token annotations of the rows, in the loss; `None` when a batch is collected.
             with_values: Whether to compute the critic's values in the same forward pass.
             with_aux_loss: Whether to compute the load-balancing loss.
         """
@@ -66,28 +64,18 @@ class RowScorer:
             options["output_router_logits"] = True
         if with_values:
             options["with_values"] = True
+        methods = self.methods
+        statistics = methods.statistics() if annotations is None else methods.loss_statistics(annotations)
         turns = cut_turns(input_ids, layout)
         with self.autocast():
-            found = score_turns(model, turns, statistics=self._statistics(candidates, turns), **options)
+            found = score_turns(model, turns, statistics=_at_tokens(statistics, turns), **options)
         scores = TokenScores(
             turns.to_rows(found.log_probs),
             turns.to_rows(found.entropy),
-            {need: turns.to_rows(values) for need, values in found.head.items()},
+            {name: turns.to_rows(values) for name, values in found.statistics.items()},
             None if found.values is None else _one_value(turns.to_rows(found.values), layout),
         )
         return scores, found.aux_loss
-
-    def _statistics(self, candidates: Tensor | None, turns: TurnBatch) -> Mapping[Need, HeadStatistic]:
-        """Returns the requested statistics of the LM head. A new one is one entry here."""
-        statistics: dict[Need, HeadStatistic] = {}
-        if candidates is not None:
-            of_tokens = candidates[turns.row, turns.column]
-            statistics[Need.NUCLEUS] = lambda head, tokens: nucleus_entropy(head, of_tokens[tokens])
-        if (top_p := self.top_p) is not None:
-            statistics[Need.TOP_P] = lambda head, tokens: own_nucleus_entropy(head, top_p)
-        if self.discriminator and not torch.is_grad_enabled():  # when a batch is collected
-            statistics[Need.DISCRIMINATOR] = lambda head, tokens: mean_discriminator(head)
-        return statistics
 
     def values(self, model: Any, input_ids: Tensor, layout: TurnLayout) -> Tensor:
         """Returns the critic's (B, T) values. Collective under ZeRO-3."""
@@ -96,23 +84,36 @@ class RowScorer:
             values = value_turns(model, turns, passes=self.without_gradient)
         return _one_value(turns.to_rows(values), layout)
 
-    def nucleus(self, model: Any, input_ids: Tensor, layout: TurnLayout, cut: float) -> Tensor:
-        """Returns (B, T, K) candidates, padded with -1, with the smallest possible K. Collective under ZeRO-3.
+    @torch.no_grad()
+    def reference(self, model: Any, input_ids: Tensor, layout: TurnLayout) -> dict[str, Tensor]:
+        """Returns the methods' (B, T, ...) statistics of the reference policy. Collective under ZeRO-3.
 
-        Args:
-            model: Model whose probabilities select the candidates.
-            input_ids: (B, P + T) token ids.
-            layout: Layout of the rows.
-            cut: Probability above which a token is a candidate.
+        Integers are token ids, (B, T, K), padded with -1 and with the smallest possible K.
         """
         turns = cut_turns(input_ids, layout)
+        statistics = _at_tokens(self.methods.reference_statistics(), turns)
         with self.autocast():
-            ids = find_nuclei(model, turns, cut, passes=self.without_gradient)
-        return turns.to_rows(ids[:, (ids >= 0).any(0)], -1)  # sorted by probability, so padding is on the right
+            found = score_turns(model, turns, statistics=statistics, passes=self.without_gradient).statistics
+        return {
+            name: turns.to_rows(values)
+            if values.is_floating_point()
+            else turns.to_rows(values[:, (values >= 0).any(0)], -1)
+            for name, values in found.items()
+        }
 
     def features(self, model: Any, input_ids: Tensor, layout: TurnLayout) -> TurnFeatures:
         """Returns the hidden states of the turns of the rows under a model. Collective under ZeRO-3."""
         return extract_features(model, input_ids, layout, self.rows, self.autocast)
+
+
+def _at_tokens(statistics: Mapping[str, MarkedStatistic], turns: TurnBatch) -> dict[str, HeadStatistic]:
+    """Returns the statistics as functions of the head's input at some sampled tokens and of the tokens' indices."""
+
+    def at_tokens(compute: Statistic, marks: Mapping[str, Tensor]) -> HeadStatistic:
+        marks = {name: values[turns.row, turns.column] for name, values in marks.items()}
+        return lambda head, tokens: compute(head, {name: values[tokens] for name, values in marks.items()})
+
+    return {name: at_tokens(*statistic) for name, statistic in statistics.items()}
 
 
 def _one_value(values: Tensor, layout: TurnLayout) -> Tensor:

@@ -22,14 +22,14 @@ from torch.utils.checkpoint import checkpoint
 from transformers.models.mixtral import modeling_mixtral
 
 from epo_trl.devices import to_device
-from epo_trl.methods import Need
-from epo_trl.scoring.fused_head import HeadInput, at_head, compact_scoring, nucleus
+from epo_trl.methods.lm_head import LMHead
+from epo_trl.scoring.fused_head import at_head, compact_scoring
 from epo_trl.scoring.turn_layout import TurnBatch
 
 # Arguments of the router loss: logits of each layer, (n * l, experts); number of experts; experts per token.
 RouterOutput = tuple[tuple[Tensor, ...], int, int]
-# Maps the head's input at m sampled tokens, and their (m,) indices among the M of the batch, to (m,) values.
-HeadStatistic = Callable[[HeadInput, Tensor], Tensor]
+# Maps the head's input at m sampled tokens, and their (m,) indices among the M of the batch, to (m, ...) values.
+HeadStatistic = Callable[[LMHead, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,14 @@ class TurnScores:
             `output_router_logits` is set.
         values: (M,) value of the state before each token, or `None` if not requested; (M, 2) from a critic with two
             heads.
-        head: (M,) requested statistics of the distribution at each token.
+        statistics: (M, ...) requested statistics of the distribution at each token.
     """
 
     log_probs: Tensor
     entropy: Tensor
     aux_loss: Tensor | None
     values: Tensor | None = None
-    head: Mapping[Need, Tensor] = field(default_factory=dict)
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def score_turns(
@@ -108,7 +108,7 @@ def score_turns(
     batch: TurnBatch,
     *,
     passes: Passes = ONE_PASS,
-    statistics: Mapping[Need, HeadStatistic] | None = None,
+    statistics: Mapping[str, HeadStatistic] | None = None,
     **model_inputs: Any,
 ) -> TurnScores:
     """Returns the scores of a batch of turns. Only sampled tokens go through the LM head.
@@ -129,8 +129,8 @@ def score_turns(
         with around() as (at_tokens, routed), _recomputing(model, around) if again else nullcontext():
             output = model(**one.inputs, fused_lm_head=True, **model_inputs)
         router_outputs += routed
-        for need, values in at_tokens[0].items():
-            parts[need].append(values)
+        for name, values in at_tokens[0].items():
+            parts[name].append(values)
         log_probs = one.at_tokens(output.log_probs)
         parts["log_probs"].append(log_probs)
         has_entropy = output.entropy is not None  # TRL does not compute the reference model's
@@ -144,18 +144,18 @@ def score_turns(
         entropy=found["entropy"].clamp(min=0),  # log Z - E[z], which rounding makes negative where the policy is sure
         aux_loss=_router_loss(router_outputs, [one.counted for one in each]) if balanced else None,
         values=found.get("state_values"),
-        head={need: found[need] for need in statistics},
+        statistics={name: found[name] for name in statistics},
     )
 
 
 @contextmanager
 def _reading(
-    statistics: Mapping[Need, HeadStatistic], one: _Pass
-) -> Iterator[tuple[list[dict[Need, Tensor]], list[RouterOutput]]]:
+    statistics: Mapping[str, HeadStatistic], one: _Pass
+) -> Iterator[tuple[list[dict[str, Tensor]], list[RouterOutput]]]:
     """Yields the lists that collect the statistics and the router outputs of a forward pass inside the block."""
 
-    def compute(head: HeadInput) -> dict[Need, Tensor]:
-        return {need: statistic(head, one.tokens) for need, statistic in statistics.items()}
+    def compute(head: LMHead) -> dict[str, Tensor]:
+        return {name: statistic(head, one.tokens) for name, statistic in statistics.items()}
 
     with compact_scoring(), _keeping_router_outputs() as routed, at_head(compute, one.scored) as at_tokens:
         yield at_tokens, routed
@@ -183,18 +183,6 @@ def _recomputing(model: Any, around: Callable[[], AbstractContextManager[Any]]) 
             inner.forward = original
         else:
             del inner.forward
-
-
-@torch.no_grad()
-def find_nuclei(model: Any, batch: TurnBatch, cut: float, *, passes: Passes = ONE_PASS) -> Tensor:
-    """Returns (M, K) candidates for each sampled token, as `fused_head.nucleus` defines them; see `score_turns`."""
-    each, found = list(_cut_passes(batch, passes)), []
-    with compact_scoring():
-        for one in each:
-            with at_head(partial(nucleus, cut=cut), one.scored) as candidates:
-                model(**one.inputs, fused_lm_head=True)
-            found += candidates
-    return _in_order(found, each)
 
 
 @torch.no_grad()

@@ -34,7 +34,7 @@ from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.play import check_first_task
 from epo_trl.evaluation.samples import print_episodes
-from epo_trl.methods import Batch, Comm, MicroBatch, Need, TokenScores
+from epo_trl.methods import Batch, Comm, MicroBatch, TokenScores
 from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import check_reads_text, freeze_unread, settle_experts, turn_off_noise
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
@@ -142,8 +142,7 @@ class EPOTrainer(OwnModelCard, RLRun):
             self.accelerator.autocast,
             *divide(args, self.model, device, self._largest_of_ranks),
             args.per_device_train_batch_size,
-            top_p=self.methods.top_p,
-            discriminator=self.methods.need(Need.DISCRIMINATOR),
+            self.methods,
         )
         self.step: RLStep | None = None  # the batch collected last
         self.evaluator = Evaluator(self.player.engine, self.rules, setup.test_tasks, suite.name, args, self.ranks)
@@ -267,7 +266,7 @@ class EPOTrainer(OwnModelCard, RLRun):
             model,
             part.input_ids,
             part.layout,
-            candidates=part.candidates,
+            annotations=part.annotations,
             with_values=part.targets is not None,
             with_aux_loss=self.aux_loss_enabled,
         )

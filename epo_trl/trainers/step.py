@@ -26,6 +26,7 @@ from trl.trainer.utils import pad
 
 from epo_trl.devices import to_device
 from epo_trl.methods import Batch, Comm, CriticValues, Methods, MicroBatch, Need, TokenScores
+from epo_trl.methods.stack import Annotations
 from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.rollout import ContextBuilder, episode_to_row
 from epo_trl.rollout.rows import Row
@@ -54,7 +55,7 @@ class RLStep:
         num_episodes: Number of episodes with a token in the loss, over all ranks.
         scored: Scores of the rows in each call by TRL while the batch is collected.
         scores: Scores under the behaviour policy, if a method or a later update needs them.
-        candidates: (B, T, K) token ids of the reference nucleus, padded with -1, if a method needs them.
+        reference: (B, T, ...) statistics of the reference policy while advantages are assigned, by method and name.
         features: Hidden states of the turns while advantages are assigned, if a method needs them.
         critic: Values while advantages are assigned, with a critic.
         targets: What the critic is trained on.
@@ -71,11 +72,11 @@ class RLStep:
     num_episodes: Tensor | None = None
     scored: list[TokenScores] = field(default_factory=list)
     scores: TokenScores | None = None
-    candidates: Tensor | None = None
+    reference: Mapping[str, Tensor] = field(default_factory=dict)
     features: TurnFeatures | None = None
     critic: CriticValues | None = None
     targets: ValueTargets | None = None
-    annotations: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    annotations: Annotations = field(default_factory=dict)
     passes: int = 0
 
     # --- When a batch is collected -------------------------------------------------------------------------------
@@ -171,9 +172,9 @@ class RLStep:
             self.scores = self.scored[0]
         elif methods.need(Need.SCORES):
             self.scores = scorer.score(policy, ids, self.layout)[0]
-        if methods.cut is not None:
+        if methods.reference_statistics():
             with reference() as model:
-                self.candidates = scorer.nucleus(model, ids, self.layout, methods.cut)
+                self.reference = scorer.reference(model, ids, self.layout)
         if methods.need(Need.FEATURES):
             with reference() as model:
                 self.features = scorer.features(model, ids, self.layout)
@@ -195,7 +196,7 @@ class RLStep:
             scores=self.scores,
             critic=self.critic,
             turn_features=self.features,
-            candidates=self.candidates,
+            reference=self.reference,
         )
 
     @property
@@ -208,7 +209,7 @@ class RLStep:
     def modify(self, methods: Methods, advantages: Tensor, batch: Batch) -> Tensor:
         """Returns the (B, T) advantages as the methods modify them, and keeps the annotations of the rows."""
         advantages, self.annotations = methods.modify_advantages(advantages, batch)
-        self.scored, self.features, self.critic = [], None, None
+        self.scored, self.reference, self.features, self.critic = [], {}, None, None
         return advantages
 
     @property
@@ -235,7 +236,6 @@ class RLStep:
             layout=layout,
             turn_ids=to_device(layout.turn_ids, device),
             behaviour=at(self.scores) if "old_per_token_logps" in inputs else None,
-            candidates=at(self.candidates),
             targets=at(self.targets),
             annotations=at(self.annotations),
         )
@@ -244,7 +244,7 @@ class RLStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the loss reads, as tensors in dicts. TRL's batch is saved beside it."""
-        names = ("layout", "num_episodes", "scores", "candidates", "targets", "annotations", "passes")
+        names = ("layout", "num_episodes", "scores", "targets", "annotations", "passes")
         return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
@@ -293,7 +293,6 @@ class Part:
         layout: Turns of the rows.
         turn_ids: (b, T) turn of each token, -1 on padding, on the device.
         behaviour: Scores under the behaviour policy if TRL reads them too, since weights are updated within the batch.
-        candidates: (b, T, K) token ids.
         targets: Targets of a critic.
         annotations: (b, T) tensors.
     """
@@ -305,9 +304,8 @@ class Part:
     layout: TurnLayout
     turn_ids: Tensor
     behaviour: TokenScores | None
-    candidates: Tensor | None
     targets: ValueTargets | None
-    annotations: Mapping[str, Mapping[str, Tensor]]
+    annotations: Annotations
 
     @property
     def input_ids(self) -> Tensor:
@@ -378,7 +376,7 @@ class Part:
             policy_mean=lambda values: (self.token_weights * values).sum() / self.scale.of_update,
             rl_step=rl_step,
             total_rl_steps=total_rl_steps,
-            head=scores.head,
+            statistics=scores.statistics,
             compute_dtype=compute_dtype,
         )
 

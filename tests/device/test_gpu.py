@@ -26,9 +26,11 @@ from trainer_kit import (
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 from transformers.utils import is_flash_attn_2_available
 
+from epo_trl.methods.entropy_discriminator import mean_discriminator
+from epo_trl.methods.lm_head import LMHead
+from epo_trl.methods.ref_nucleus import nucleus, nucleus_entropy
+from epo_trl.methods.siren import top_p_entropy
 from epo_trl.models.generate import decoding
-from epo_trl.scoring.fused_head import HeadInput, mean_discriminator, nucleus, nucleus_entropy
-from epo_trl.scoring.top_p import own_nucleus_entropy, top_p_entropy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(gpu.COUNT == 0, reason="needs a GPU")]
 
@@ -150,7 +152,7 @@ def make_head():
     weight = torch.randn(COLUMNS, WIDTH, device="cuda") / 4
     leaves = [tensor.bfloat16().requires_grad_() for tensor in (hidden, weight)]
     targets = torch.randint(COLUMNS, (TOKENS,), device="cuda")
-    return HeadInput(*leaves, bias=None, temperature=0.8, softcap=None, scale=1.0), targets
+    return LMHead(*leaves, bias=None, temperature=0.8, softcap=None, scale=1.0), targets
 
 
 def log_probs_and_entropies(head, targets):
@@ -172,11 +174,15 @@ def plain_nucleus_entropy(logits, candidates):
     return nucleus_entropy_of(logits, (~outside).double().log(), 1e-9)
 
 
+def own_nucleus(logits):
+    return top_p_entropy(logits, TOP_P)
+
+
 HEAD_FUNCTIONS = {
     "log-probabilities and entropies": (log_probs_and_entropies, plain_log_probs_and_entropies),
     "entropy inside candidates": (nucleus_entropy, plain_nucleus_entropy),
-    "entropy of the nucleus": (lambda head, _: own_nucleus_entropy(head, TOP_P), lambda z, _: top_p_entropy(z, TOP_P)),
-    "mean discriminator": (lambda head, _: mean_discriminator(head), mean_discriminator_of),
+    "entropy of the nucleus": (lambda head, _: head.map(own_nucleus), lambda logits, _: own_nucleus(logits)),
+    "mean discriminator": (lambda head, _: head.map(mean_discriminator), mean_discriminator_of),
 }  # fmt: skip
 
 
@@ -195,7 +201,7 @@ def test_a_head_of_150_000_columns_is_exact_to_bfloat16_without_all_logits(name)
     gradients = torch.autograd.grad((found * slope).sum(), (head.hidden, head.weight)) if found.requires_grad else ()
     assert torch.cuda.max_memory_allocated() - before < 4 * TOKENS * COLUMNS
 
-    exact = HeadInput(*(x.detach().double().requires_grad_() for x in (head.hidden, head.weight)), None, 0.8, None, 1.0)
+    exact = LMHead(*(x.detach().double().requires_grad_() for x in (head.hidden, head.weight)), None, 0.8, None, 1.0)
     values, slopes = [], [torch.zeros_like(x) for x in (exact.hidden, exact.weight)]
     for hidden, part, above in zip(*(x.split(256) for x in (exact.hidden, given, slope)), strict=True):
         values.append(plain(exact.logits(hidden @ exact.weight.T), part))
