@@ -8,7 +8,7 @@ import pytest
 from test_layers import PACKAGE, part_of
 
 ROOT = PACKAGE.parent
-LINES = {"core": 21294, "games": 5846, "lab": 5112, "tests": 38290, "docs": 4980}
+LINES = {"core": 21302, "games": 5846, "lab": 5112, "tests": 38249, "docs": 4989}
 
 
 def part_of_the_project(path: Path) -> str:
