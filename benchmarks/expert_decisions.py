@@ -17,9 +17,8 @@ from collections.abc import Iterator
 import torch
 from trl import ModelConfig
 
-from epo_trl.cli.command_line import read_command_line
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
-from epo_trl.cli.options import parse_options
+from epo_trl.cli.options import parse_options, read_command_line
 from epo_trl.envs.base import TaskSuite
 from epo_trl.models import load_policy
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes

@@ -21,8 +21,8 @@ from typing import Any
 
 from torch import Tensor
 
-from epo_trl.cli import training
-from epo_trl.cli.command_line import read_command_line
+from epo_trl.cli import train
+from epo_trl.cli.options import read_command_line
 from epo_trl.trainers import EPOConfig, EPOTrainer
 from epo_trl.types import Episode
 
@@ -74,8 +74,8 @@ if __name__ == "__main__":
         import deepspeed
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise it is compiled for 38 s
-    training.ALGORITHMS["grpo"] = (EPOConfig, RehearsalTrainer)
-    training.main(read_command_line(sys.argv[1:], "alfworld", "grpo"))
+    train.ALGORITHMS["grpo"] = (EPOConfig, RehearsalTrainer)
+    train.main(read_command_line(sys.argv[1:]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # DeepSpeed sometimes aborts during interpreter shutdown, after all is done

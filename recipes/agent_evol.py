@@ -20,6 +20,7 @@ import epo_trl.threads  # noqa: F401 - before torch
 
 import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -30,9 +31,7 @@ from tqdm.auto import tqdm
 from trl import ModelConfig
 
 from epo_trl.bounds import Count, Positive, copy_options, option
-from epo_trl.cli.command_line import CommandLine, ConfigIsValid
-from epo_trl.cli.evaluation import evaluate, load_player
-from epo_trl.cli.evaluation_arguments import EvaluationArguments
+from epo_trl.cli.evaluation import EvaluationArguments, evaluate, load_player
 from epo_trl.cli.imitation import (
     DemonstrationArguments,
     ImitationConfig,
@@ -42,7 +41,7 @@ from epo_trl.cli.imitation import (
     describe_rows,
     training_examples,
 )
-from epo_trl.cli.options import parse_options
+from epo_trl.cli.options import CommandLine, ConfigIsValid, list_configs, parse_options
 from epo_trl.cli.program import run_recipe
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
@@ -256,4 +255,4 @@ def main(line: CommandLine) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(main, configs=["*/sft_*"])
+    sys.exit(run_recipe(main, "agent_evol.py", sys.argv[1:], list_configs("sft")))

@@ -6,10 +6,7 @@ On several GPUs: `accelerate launch recipes/evaluate.py ...`; the lists are spre
 repeating the command resumes an interrupted evaluation.
 """
 
-import epo_trl.threads  # noqa: F401 - before torch
-
-from epo_trl.cli.evaluation import main
-from epo_trl.cli.program import run_recipe
+from epo_trl.cli.program import run_recipe_file
 
 if __name__ == "__main__":
-    run_recipe(main, configs=["*/eval_*"])
+    run_recipe_file("evaluate")

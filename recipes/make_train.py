@@ -10,8 +10,6 @@ Finished steps are not repeated, and an interrupted one resumes from its last ch
 other settings, the recipe fails and names them.
 """
 
-import epo_trl.threads  # noqa: F401 - before torch
-
 import argparse
 import hashlib
 import json

@@ -13,10 +13,7 @@ On a laptop, with a tiny model, after its warm start (`make train ENV=sciencewor
 `--epo_lambda 0` is plain GRPO. Options and resuming are those of recipes/train.py.
 """
 
-import epo_trl.threads  # noqa: F401 - before torch
-
-from epo_trl.cli.program import run_recipe
-from epo_trl.cli.training import main
+from epo_trl.cli.program import run_recipe_file
 
 if __name__ == "__main__":
-    run_recipe(main, configs=["scienceworld/tiny*", "scienceworld/qwen*"], environment="scienceworld", algorithm="grpo")
+    run_recipe_file("train", environment="scienceworld", algorithm="grpo")

@@ -5,10 +5,7 @@
 The result is a Hub-style checkpoint; give it to the RL recipe as `--model_name_or_path`.
 """
 
-import epo_trl.threads  # noqa: F401 - before torch
-
-from epo_trl.cli.imitation import main
-from epo_trl.cli.program import run_recipe
+from epo_trl.cli.program import run_recipe_file
 
 if __name__ == "__main__":
-    run_recipe(main, configs=["*/sft_*"])
+    run_recipe_file("sft")

@@ -3,8 +3,6 @@
 python recipes/smoke_result.py runs/smoke-test/grpo_epo
 """
 
-import epo_trl.threads  # noqa: F401 - before torch
-
 import sys
 from pathlib import Path
 

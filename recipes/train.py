@@ -12,13 +12,7 @@ run again resumes it from its last checkpoint. docs/environments.md defines an e
 The other RL recipes in this folder are this one with environment and algorithm fixed.
 """
 
-import epo_trl.threads  # noqa: F401 - before torch
-
-from epo_trl.cli.program import run_recipe
-from epo_trl.cli.training import main
+from epo_trl.cli.program import run_recipe_file
 
 if __name__ == "__main__":
-    run_recipe(
-        main,
-        configs=["my_env/tiny*", "trap/tiny*", "tools/tiny*", "textworld_express/tiny*"],
-    )
+    run_recipe_file("train")

@@ -14,10 +14,7 @@ both):
 `--epo_lambda 0` is plain PPO. Options and resuming are those of recipes/train.py.
 """
 
-import epo_trl.threads  # noqa: F401 - before torch
-
-from epo_trl.cli.program import run_recipe
-from epo_trl.cli.training import main
+from epo_trl.cli.program import run_recipe_file
 
 if __name__ == "__main__":
-    run_recipe(main, configs=["webshop/ppo_*"], environment="webshop", algorithm="ppo")
+    run_recipe_file("train", environment="webshop", algorithm="ppo")

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from epo_trl.cli import main
-from epo_trl.cli.command_line import Program
-from epo_trl.cli.program import run_program
+from epo_trl.cli.program import run_recipe
 
 # On a machine that is busy, the first example may take seconds.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -90,8 +89,7 @@ def error_of(capsys):
     """Returns a function that runs the `main` of a recipe, which has to fail, and returns the last line of stderr."""
 
     def run(main):
-        with pytest.raises(SystemExit, match="^1$"):
-            run_program(main, Program("train.py", dict, "", "", environment="trap"), ["--seed", "1"])
+        assert run_recipe(main, "train.py", ["--environment", "trap"], {}) == 1
         return capsys.readouterr().err.strip().splitlines()[-1]
 
     return run

@@ -10,7 +10,7 @@ import torch
 from trainer_kit import make_ppo, make_trainer
 from transformers import TrainerCallback
 
-from epo_trl.cli import training
+from epo_trl.cli import train
 from epo_trl.runs import rl_run
 from epo_trl.runs.checkpoint_files import checkpoints
 from epo_trl.trainers import epo_trainer
@@ -116,6 +116,6 @@ def recipe(monkeypatch, folder, *callbacks, **changes):
         made.append(make_trainer(folder, callbacks=list(callbacks), **changes))
         return made[-1]
 
-    monkeypatch.setattr(training, "policy_for_training", lambda *args: {})
+    monkeypatch.setattr(train, "policy_for_training", lambda *args: {})
     args = make_trainer(folder).args
-    return lambda line: training.train(None, args, None, trainer_class=make), made
+    return lambda line: train.train(None, args, None, trainer_class=make), made

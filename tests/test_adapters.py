@@ -18,8 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, SFTConfig
 
 from epo_trl.cli import imitation, main
-from epo_trl.cli.program import explain
-from epo_trl.cli.training import train
+from epo_trl.cli.train import train
 from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
 from epo_trl.models import adapters, families, load, load_policy, policy_for_training
@@ -72,9 +71,8 @@ def test_what_a_new_adapter_cannot_be_put_on_is_named(adapter, tmp_path):
     with pytest.raises(ValueError, match="lora_r: expected an integer >= 1, got 0"):
         policy(base, tmp_path, use_peft=True, lora_r=0)
     args, given = policy(base, tmp_path, use_peft=True, lora_target_modules=["qproj"])
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="arget modules .*qproj.* not found"):
         EPOTrainer(suite=ToySuite(), args=args, **given)
-    assert re.match("lora_target_modules: expected names of layers .* qproj", explain(error.value))
 
 
 def test_a_run_does_not_replace_the_model_that_it_starts_from(adapter):

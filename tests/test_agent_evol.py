@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from trl import ModelConfig
 
-from epo_trl.cli.evaluation_arguments import EvaluationArguments
+from epo_trl.cli.evaluation import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError

@@ -20,7 +20,7 @@ from epo_trl.bounds import (
     option,
     read_bounds,
 )
-from epo_trl.cli.evaluation_arguments import EvaluationArguments
+from epo_trl.cli.evaluation import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.envs.pool import PoolSettings
 from epo_trl.envs.scienceworld import ScienceWorldSuite

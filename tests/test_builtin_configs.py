@@ -15,8 +15,7 @@ import yaml
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from epo_trl.cli import main, program
-from epo_trl.cli.command_line import builtin_configs, config_name, find_config, list_configs, read_command_line
-from epo_trl.errors import InputError
+from epo_trl.cli.options import builtin_configs, config_name, list_configs, read_command_line
 
 ROOT = Path(__file__).parents[1]
 RECIPES = ROOT / "recipes"
@@ -44,30 +43,15 @@ def test_every_rl_config_names_its_environment_and_algorithm():
 
 
 @pytest.mark.parametrize("name", ["alfworld/ppo_tiny_cpu", "alfworld/ppo_tiny_cpu.yaml"])
-def test_a_name_becomes_a_file(name):
-    line = read_command_line(["--seed", "1", "--config", name, "--algorithm", "grpo"])
+def test_a_name_becomes_a_file_unless_there_is_one_of_that_name(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = read_command_line(["--seed", "1", "--config", name])
     file = builtin_configs()["alfworld/ppo_tiny_cpu"]
-    assert (line.config, line.options, line.algorithm) == (file, ["--seed", "1", "--algorithm=grpo"], "grpo")
-    assert line.values == yaml.safe_load(file.read_text()) and line.environment == "alfworld"
+    assert (line.config, line.values, line.algorithm) == (file, yaml.safe_load(file.read_text()), "ppo")
     assert config_name(file) == "alfworld/ppo_tiny_cpu" and config_name(TRAP) == str(TRAP)
-
-
-def test_a_file_comes_before_a_name(tmp_path, monkeypatch):
     (tmp_path / "alfworld").mkdir()
-    shutil.copy(RECIPES / "alfworld" / "ppo_tiny_cpu.yaml", tmp_path / "alfworld")
-    monkeypatch.chdir(tmp_path)
-    assert read_command_line(["--config=alfworld/ppo_tiny_cpu.yaml"]).config == Path("alfworld/ppo_tiny_cpu.yaml")
-
-
-@pytest.mark.parametrize("name", ["alfworld/ppo_tiny_cpu", "trap/tiny_cpu", "scienceworld/tiny_cpu"])
-def test_a_copy_of_a_config_means_the_same_in_an_empty_folder(name, tmp_path, monkeypatch, command):
-    shutil.copy(builtin_configs()[name], tmp_path / "mine.yaml")
-    monkeypatch.chdir(tmp_path)
-    assert command("train", "--check", "mine.yaml") == (0, "", "")
-
-
-def test_the_name_of_a_checked_config_is_escaped(command):
-    assert command("train", "--check", "\x1b[31mred.yaml")[2].startswith("\\x1b[31mred.yaml: ")
+    Path(name).write_text("environment: trap\n")
+    assert read_command_line([f"--config={name}"]).environment == "trap"
 
 
 @pytest.mark.slow
@@ -82,69 +66,17 @@ def test_a_copy_of_a_config_trains_in_an_empty_folder(tmp_path):
     assert (tmp_path / "run" / "_finished.json").is_file()
 
 
-def test_a_config_that_is_not_there_is_an_error_with_a_suggestion():
-    with pytest.raises(InputError, match="expected .* name .*got 'alfword/tiny_cpu'; did you mean alfworld/tiny_cpu"):
-        find_config("alfword/tiny_cpu")
-
-
-@pytest.mark.parametrize("name", ["train", "sft", "evaluate"])
-def test_without_arguments_the_configs_are_listed(name, command):
-    code, out, _ = command(name)
-    listed = re.findall(r"^  (\S+) +[A-Z]", out, re.M)
-    assert code == 0 and listed == list(list_configs(name)) and f"\n  epo-trl {name} " in out
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "option", "other"),
-    [
-        ("train", "trap/sft_tiny_cpu", "episodes", "sft"),
-        ("sft", "trap/tiny_cpu", "algorithm", "train"),
-        ("train", "alfworld/eval_tiny_cpu", "parallel", "evaluate"),
-    ],
-)
-def test_a_config_of_another_command_is_named_as_one(name, config, option, other, command):
-    code, _, err = command(name, "--config", config)
-    assert code == 1 and err.count("\n") == 1 and f"{option}: expected an option of epo-trl {name}, got " in err
-    assert err.endswith(f"; use epo-trl {other} --config {config}\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "other"),
-    [("train", "mistake_rate: 0.1", "sft"), ("sft", "splits: [iid]", "evaluate"), ("evaluate", "episodes: 4", "sft")],
-)
-def test_one_option_marks_the_command_of_a_config(name, option, other, tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text(f"environment: trap\nmodel_name_or_path: tiny\n{option}\n")
-    words = ["--algorithm", "grpo"] if name == "train" else []
-    err = command(name, "--config", "mine.yaml", *words)[2]
-    assert err.endswith(f"got one of epo-trl {other} in mine.yaml; use epo-trl {other} --config mine.yaml\n")
-
-
-def test_a_config_of_training_without_one_of_an_evaluation_beside_it(command):
-    err = command("evaluate", "--config", "trap/tiny_cpu")[2]
-    assert "--config: expected the config of an evaluation, got trap/tiny_cpu, the config of a training run" in err
-
-
 @pytest.mark.parametrize(
     ("name", "configs", "wrong"),
     [
         ("train", TYPICAL, ""),
-        ("sft", ["trap/sft_tiny_cpu", "no/such"], "no/such: --config: expected .*got 'no/such'"),
-        (
-            "evaluate",
-            ["alfworld/eval_tiny_cpu", "trap/tiny_cpu"],
-            "trap/tiny_cpu: .*expected the config of an evaluation",
-        ),
+        ("sft", ["trap/sft_tiny_cpu", "alfword/tiny_cpu"], "alfword/tiny_cpu: --config: .* mean alfworld/tiny_cpu?"),
+        ("evaluate", ["alfworld/eval_tiny_cpu", "trap/tiny_cpu"], "trap/tiny_cpu: algorithm: no option of "),
     ],
 )
 def test_the_recipes_take_their_configs_by_name(name, configs, wrong, command):
     code, _, err = command(name, "--check", *configs)
     assert code == bool(wrong) and re.match(wrong, err) and err.count("\n") == bool(wrong)
-
-
-def test_an_error_says_which_command_it_is_of(command):
-    code, _, err = command("train", "--config", "trap/tiny_cpu", "--epo_lamda", "1")
-    assert code == 1 and err.startswith("epo-trl train: error: --epo_lamda: unknown option")
 
 
 @pytest.fixture
@@ -216,12 +148,7 @@ def test_several_processes_that_accelerate_would_not_start_are_an_error(monkeypa
     monkeypatch.setattr(program.os, "execvpe", lambda *call: pytest.fail("a run of one process was started"))
     for words in (["--num_processes", "4"], ["--num_machines", "4"]):
         code, _, err = command("train", "--accelerate_config", "cpu", *words, "--config", "trap/tiny_cpu")
-        assert code == 1 and f"{words[0]}: expected 1, got 4: " in err
-
-
-def test_settings_of_accelerate_that_are_not_there_are_an_error_that_lists_them(command):
-    code, _, err = command("train", "--accelerate_config", "zero9")
-    assert code == 1 and "--accelerate_config: expected a YAML file or one of cpu, fsdp2," in err
+        assert code == 1 and "--num_processes, --num_machines: expected 1, got 4: " in err
 
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -111,13 +111,3 @@ def test_a_command_is_a_line_of_the_help_and_a_module_and_neither_loads_torch():
     assert len(shown) < 40, "more than a page"
     for name, (_, _, text) in [line for group in COMMANDS.values() for line in group.items()]:
         assert [line.split() for line in shown].count([name, *text.split()]) == 1
-
-
-def test_a_reader_that_stops_early_is_no_error():
-    script = "import sys\nfrom epo_trl.cli import main\nsys.stdin.readline()\nsys.exit(main(['memory']))"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", script], text=True, **pipes) as program:
-        program.stdout.close()
-        program.stdin.write("go\n")
-        program.stdin.close()
-        assert program.stderr.read() == "" and program.wait() == 1

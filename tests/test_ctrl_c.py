@@ -14,12 +14,10 @@ import pytest
 from run_kit import SendSignals, left, recipe
 from trainer_kit import make_trainer
 
-from epo_trl.cli.command_line import recipe_file
-from epo_trl.cli.program import EXIT_CODE, INTERRUPTED, STOPPING, run_program
+from epo_trl.cli.program import EXIT_CODE, INTERRUPTED, STOPPING, run_recipe
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = recipe_file(ROOT / "recipes" / "train.py", [], environment="trap")
-ARGV = ["--seed", "1"]
+PROGRAM = ("train.py", ["--environment", "trap"], {})
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def press(line):
 
 def test_before_training_ctrl_c_is_one_line_and_130(python_s_own_handler, capfd):
     with pytest.raises(SystemExit) as end:
-        run_program(press, PROGRAM, ARGV)
+        run_recipe(press, *PROGRAM)
     assert end.value.code == EXIT_CODE == 130
     assert capfd.readouterr().err == f"\ntrain.py: {INTERRUPTED}\n"
     assert signal.getsignal(signal.SIGINT) is python_s_own_handler
@@ -46,7 +44,7 @@ def test_before_training_ctrl_c_is_one_line_and_130(python_s_own_handler, capfd)
 def test_an_end_that_ctrl_c_did_not_bring_keeps_its_code(python_s_own_handler):
     for code in (143, 1):
         with pytest.raises(SystemExit) as end:
-            run_program(lambda line, code=code: sys.exit(code), PROGRAM, ARGV)
+            run_recipe(lambda line, code=code: sys.exit(code), *PROGRAM)
         assert end.value.code == code
 
 
@@ -64,7 +62,7 @@ def test_while_training_ctrl_c_saves_a_checkpoint(event, changes, tmp_path, monk
     press = SendSignals(event, int(event != "on_step_begin"), signal.SIGINT)
     main, _ = recipe(monkeypatch, tmp_path, press, max_steps=3, **changes)
     with pytest.raises(SystemExit) as end:
-        run_program(main, PROGRAM, ARGV)
+        run_recipe(main, *PROGRAM)
     assert end.value.code == 130
     assert left(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
     assert f"train.py: {STOPPING}\n" in (said := capfd.readouterr().err) and "Traceback" not in said
@@ -73,7 +71,7 @@ def test_while_training_ctrl_c_saves_a_checkpoint(event, changes, tmp_path, monk
 @pytest.mark.slow
 def test_in_the_last_step_the_run_ends_as_any_other(tmp_path, monkeypatch, python_s_own_handler):
     main, _ = recipe(monkeypatch, tmp_path, SendSignals("on_step_begin", 1, signal.SIGINT), max_steps=2)
-    run_program(main, PROGRAM, ARGV)
+    run_recipe(main, *PROGRAM)
     assert (tmp_path / "model.safetensors").exists()
 
 

@@ -19,8 +19,8 @@ from trl import ModelConfig
 from typed import parse_recipe
 
 from epo_trl.cli import evaluation
-from epo_trl.cli.command_line import read_command_line
 from epo_trl.cli.imitation import DemonstrationArguments
+from epo_trl.cli.options import read_command_line
 from epo_trl.envs import EnvError
 from epo_trl.envs.registry import build_suite
 from epo_trl.envs.tools.suite import ToolsArguments
@@ -468,14 +468,11 @@ def test_settings_of_the_chat_template_that_are_no_mapping_are_refused():
                 kind(chat_template_kwargs=wrong)
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_anything_is_played(play, tmp_path, monkeypatch):
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_played(play, tmp_path):
     calls = []
     (tmp_path / "runs").symlink_to(tmp_path / "gone")
     with pytest.raises(FileError, match="output: expected a folder that can be created, got .*runs"):
         play(tmp_path / "runs" / "r.json", on_call=lambda: calls.append(1))
-    monkeypatch.setattr(os, "access", lambda *_: False)  # a test that runs as root cannot take its own rights away
-    with pytest.raises(FileError, match="output: expected a writable folder, got .*r.json.parts; use another file"):
-        play(tmp_path / "r.json", on_call=lambda: calls.append(1))
     assert not calls
 
 

@@ -17,9 +17,8 @@ from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from epo_trl.cli import main
-from epo_trl.cli.evaluation import evaluate
-from epo_trl.cli.evaluation_arguments import EvaluationArguments
-from epo_trl.cli.training import train
+from epo_trl.cli.evaluation import EvaluationArguments, evaluate
+from epo_trl.cli.train import train
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import load_policy, load_tokenizer
 from epo_trl.runs import guards

@@ -10,9 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from trl import ModelConfig
 
-from epo_trl.cli.command_line import AlgorithmArguments, read_command_line
-from epo_trl.cli.options import read_settings
-from epo_trl.cli.training import StartArguments
+from epo_trl.cli.options import AlgorithmArguments, read_command_line, read_settings
+from epo_trl.cli.train import StartArguments
 from epo_trl.lab.memory.config import read_run
 from epo_trl.lab.memory.sizes import (
     PRESETS,
@@ -245,14 +244,6 @@ def test_the_settings_of_a_config_are_its_values_the_options_and_the_defaults():
 def test_the_command_refuses_an_option_that_no_config_has(options, message, command):
     code, _, error = command("memory", "--config", "alfworld/tiny_cpu", *options)
     assert code == 1 and re.search(message, error)
-
-
-def test_a_config_of_another_command_is_not_of_a_run(command):
-    error = command("memory", "--config", "trap/sft_tiny_cpu")[2]
-    assert error.endswith(
-        "episodes: expected an option of epo-trl memory, got one of epo-trl sft in trap/sft_tiny_cpu; use a config of "
-        "epo-trl train\n"
-    )
 
 
 def test_the_command_reads_a_shipped_config(command):

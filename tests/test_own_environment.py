@@ -12,8 +12,8 @@ from rollout_parts import byte_tokenizer
 from trl import ModelConfig, SFTConfig
 from typed import parse_recipe
 
-from epo_trl.cli.command_line import AlgorithmArguments
 from epo_trl.cli.imitation import DemonstrationArguments
+from epo_trl.cli.options import AlgorithmArguments
 from epo_trl.envs import EnvError, TaskSuite
 from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
 from epo_trl.envs.testing import EnvContract

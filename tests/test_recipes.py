@@ -13,9 +13,9 @@ from trl import ModelConfig, SFTConfig
 from typed import parse_recipe
 
 from epo_trl.cli import evaluation
-from epo_trl.cli.command_line import AlgorithmArguments, read_command_line
-from epo_trl.cli.evaluation_arguments import EvaluationArguments, load_task_lists
+from epo_trl.cli.evaluation import EvaluationArguments, load_task_lists
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
+from epo_trl.cli.options import AlgorithmArguments, read_command_line
 from epo_trl.envs.alfworld.arguments import AlfworldArguments
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import environment_arguments

@@ -9,7 +9,7 @@ from rollout_parts import byte_tokenizer
 from trainer_kit import make_config
 
 from epo_trl.bounds import copy_options
-from epo_trl.cli.evaluation_arguments import EvaluationArguments
+from epo_trl.cli.evaluation import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol

@@ -1,7 +1,8 @@
-"""A model that could run code is refused in one line, which says what to do."""
+"""A model that could run code is refused."""
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,7 @@ from trl import ModelConfig
 
 from epo_trl import ImitationConfig
 from epo_trl.cli import evaluation
-from epo_trl.cli.evaluation_arguments import EvaluationArguments
-from epo_trl.cli.program import explain
+from epo_trl.cli.evaluation import EvaluationArguments
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import get_protocol
 
@@ -33,15 +33,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_pickled_weights_that_hold_more_than_tensors_are_refused(folder, error_of):
+def test_pickled_weights_that_hold_more_than_tensors_are_refused(folder):
     (folder / "model.safetensors").unlink()
     marker = folder / "the code ran"
     torch.save({"weight": Payload(str(marker))}, folder / "pytorch_model.bin")
-    line = error_of(lambda _: AutoModelForCausalLM.from_pretrained(folder))
-    assert line.startswith(
-        "train.py: error: model_name_or_path, resume_from_checkpoint: expected tensors, got a pickle"
-    )
-    assert "safetensors" in line and not marker.exists()
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    assert not marker.exists()
 
 
 def test_pickled_tensors_are_loaded(folder):
@@ -52,14 +50,13 @@ def test_pickled_tensors_are_loaded(folder):
     assert all(torch.equal(p, old) for p, old in zip(again.parameters(), model.parameters(), strict=True))
 
 
-def test_code_of_a_model_that_is_not_trusted_is_refused(folder, error_of):
+def test_code_of_a_model_that_is_not_trusted_is_refused(folder):
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "strange", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text("raise SystemExit('the code ran')")
-    line = error_of(lambda _: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False))
-    assert line.startswith("train.py: error: trust_remote_code: expected true for a model with code of its own")
-    assert str(folder) in line and "set trust_remote_code to true if you trust it" in line
+    with pytest.raises(ValueError, match="(?s)contains custom code.*trust_remote_code=True"):
+        AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
 
 
 @pytest.fixture
@@ -94,7 +91,3 @@ def test_agent_evol_plays_with_a_model_whose_code_it_may_run(tmp_path, monkeypat
         args = ImitationConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=[], trust_remote_code=trust)
         playing = agent_evol.rollout_arguments(ToySuite(), agent_evol.EvolutionArguments(), args, 3)
         assert (playing.trust_remote_code, playing.seed) == (trust, 3)
-
-
-def test_other_errors_of_libraries_keep_their_traceback():
-    assert explain(ValueError("anything")) == explain(KeyError("trust_remote_code")) == ""

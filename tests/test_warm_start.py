@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 import epo_trl
-from epo_trl.cli.command_line import builtin_command, find_warm_start, list_configs, overview
-from epo_trl.cli.training import StartArguments, check_start
+from epo_trl.cli.options import find_warm_start, list_configs
+from epo_trl.cli.train import StartArguments, check_start
 from epo_trl.errors import InputError
 
 TRAINED = list_configs("train")
@@ -65,17 +65,8 @@ def test_a_folder_that_is_there_other_models_and_asked_for_random_weights_are_le
 
 def test_a_config_of_one_s_own_without_a_warm_start_is_refused_too(tmp_path):
     for config in (None, tmp_path / "tiny_cpu.yaml"):
-        with pytest.raises(InputError, match=f"{REFUSED}'tiny'.*make it with epo-trl sft, .* FOLDER; .*from_scratch"):
+        with pytest.raises(InputError, match=f"{REFUSED}'tiny'.*epo-trl sft --config FILE, .* FOLDER; .*from_scratch"):
             check_start("tiny", StartArguments(), config)
-
-
-def test_the_listing_gives_the_warm_start_before_rl_and_says_what_each_config_is():
-    lines = overview(builtin_command("train"), 0).splitlines()
-    at = lines.index("  epo-trl train --config alfworld/tiny_cpu")
-    assert lines[at - 1] == "  epo-trl sft --config alfworld/sft_tiny_cpu"
-    about = {line.split()[0]: line.split()[1:] for line in lines[1 : 1 + len(TRAINED)]}
-    assert set(about) == set(TRAINED) and all(about.values())
-    assert not [line for line in overview(builtin_command("sft"), 0).splitlines() if "sft_sft" in line]
 
 
 def test_a_warm_start_from_python_is_not_in_bf16_on_a_cpu(tmp_path):

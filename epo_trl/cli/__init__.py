@@ -7,20 +7,18 @@ responds at once. The modules of recipes load torch, and their `main` parses a `
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from epo_trl import __version__
-from epo_trl.cli.base import TRACEBACK, fail
-from epo_trl.errors import EpoTrlError
+from epo_trl.cli.base import TRACEBACK, run_program
 
 # Groups of commands, for the help. Of each: its module, whether it is a recipe, and its description.
 COMMANDS = {
     "Train and evaluate (without arguments: list the configs)": {
         "sft": ("epo_trl.cli.imitation", True, "warm start: supervised fine-tuning on a scripted expert"),
-        "train": ("epo_trl.cli.training", True, "RL with GRPO or PPO, with the terms of EPO"),
+        "train": ("epo_trl.cli.train", True, "RL with GRPO or PPO, with the terms of EPO"),
         "evaluate": ("epo_trl.cli.evaluation", True, "evaluate a checkpoint on whole test lists"),
     },
     "Games": {
@@ -49,35 +47,23 @@ COMMANDS = {
     },
 }
 MODULES = {name: (module, recipe) for group in COMMANDS.values() for name, (module, recipe, _) in group.items()}
+# Options that a first word without dashes stands for.
+POSITIONAL = {"play": "--environment", "audit-credit": "--audited_run"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0, or 1 if a check failed or the input is invalid (argparse itself exits with 2)."""
-    try:
-        try:
-            return _run(list(sys.argv[1:] if argv is None else argv))
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough; without a stdout, Python does not complain at its exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-
-
-def _run(given: Sequence[str]) -> int:
+    given = list(sys.argv[1:] if argv is None else argv)
     name, options = _parser().parse_args(given[:1]).command, given[1:]
-    try:
-        module, recipe = MODULES[name]
-        if recipe:
-            from epo_trl.cli.program import run_command
+    module, is_recipe = MODULES[name]
+    if is_recipe:
+        from epo_trl.cli.program import run_command
 
-            return run_command(name, options)
-        return int(import_module(module).main([option for option in options if option != TRACEBACK]))
-    except BrokenPipeError:
-        raise
-    except (EpoTrlError, OSError) as error:
-        if TRACEBACK in options:
-            raise
-        return fail(error)
+        if name in POSITIONAL and options and not options[0].startswith("-"):
+            options = [POSITIONAL[name], *options]
+        return run_program("epo-trl: error", lambda: run_command(name, options), options)
+    words = [option for option in options if option != TRACEBACK]
+    return run_program("epo-trl: error", lambda: import_module(module).main(words), options)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,12 +6,14 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from epo_trl.errors import FileError, one_line
+from epo_trl.errors import EpoTrlError, FileError, one_line
 
+SECONDS_BEFORE_OTHER_RANKS = 60.0
 TRACEBACK = "--traceback"  # shows the traceback of errors that are otherwise one line
 
 
@@ -67,7 +69,25 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def fail(error: Exception | str) -> int:
+def fail(error: Exception | str, begin: str = "epo-trl: error") -> int:
     """Writes an error to standard error as one line; returns exit code 1."""
-    sys.stderr.write(f"epo-trl: error: {one_line(error)}\n")
+    if rank():  # usually all ranks have the same error, and the launcher ends the others after the first
+        time.sleep(SECONDS_BEFORE_OTHER_RANKS)
+    sys.stderr.write(f"{one_line(begin)}: {one_line(error)}\n")
     return 1
+
+
+def run_program(begin: str, body: Callable[[], object], options: Sequence[str]) -> int:
+    """Calls a program and returns its exit code. An error for the user is printed as one line; others are raised.
+
+    Args:
+        begin: Begin of the line.
+        body: The program; returns its exit code, or nothing.
+        options: Command line. `--traceback` raises every error.
+    """
+    try:
+        return int(body() or 0)  # type: ignore[call-overload]
+    except (EpoTrlError, OSError) as error:
+        if TRACEBACK in options:
+            raise
+        return fail(error, begin)

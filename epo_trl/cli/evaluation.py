@@ -5,28 +5,33 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from trl import ModelConfig
 
+from epo_trl.bounds import Count, CountOrZero, OneOf, Share, option
 from epo_trl.cli.base import progress_bar, say
-from epo_trl.cli.command_line import CommandLine
-from epo_trl.cli.evaluation_arguments import EvaluationArguments, load_protocol, load_task_lists
-from epo_trl.cli.options import parse_options
+from epo_trl.cli.options import CommandLine, parse_options
 from epo_trl.envs import TaskSuite
-from epo_trl.errors import FileError
-from epo_trl.evaluation import EvalReport, Protocol, format_table
+from epo_trl.errors import InputError
+from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol, protocol_names
 from epo_trl.evaluation.paired import check_games, compare, read_reports
 from epo_trl.evaluation.partial_results import PartialResults
-from epo_trl.evaluation.play import check_first_task, play_chunks, protocol_context, protocol_settings, split_chunks
+from epo_trl.evaluation.play import (
+    check_first_task,
+    play_chunks,
+    protocol_context,
+    protocol_settings,
+    sampled_tasks,
+    split_chunks,
+)
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
@@ -35,7 +40,7 @@ from epo_trl.models.names import check_model_name
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout import ContextBuilder, Engine, PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
-from epo_trl.rollout.spec import ProtocolArguments
+from epo_trl.rollout.spec import ProtocolArguments, ResponseArguments
 from epo_trl.runs.checkpoint_files import what_model
 from epo_trl.runs.guards import SHOWN, TooManyAborted
 from epo_trl.runs.run_lock import make_folder, on_main_process, place_lock
@@ -44,6 +49,60 @@ from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import Sample, write_samples
 from epo_trl.watch.selection import choose_samples
 from epo_trl.watch.source import evaluation_file
+
+BACKENDS = ("transformers", "vllm")
+
+
+@dataclass
+class EvaluationArguments(ResponseArguments, ProtocolArguments):
+    """Settings of an evaluation."""
+
+    splits: list[str] = option(lambda: ["iid", "ood"], "Task lists to evaluate.")
+    parallel: Count = option(64, "Number of episodes played in parallel.")
+    max_episodes: Count | None = option(None, "Evaluate on a fixed random sample of N tasks of each list.")
+    seed: int = option(0, "Seed of the sampling and of the environments.")
+    backend: Annotated[str, OneOf(BACKENDS)] = option("transformers", "Generation backend: 'transformers' or 'vllm'.")
+    vllm_gpu_memory_utilization: float = option(0.9, "Fraction of each GPU's memory that vLLM reserves.")
+    trust_remote_code: bool = option(False, "Whether code of the model from the Hub or its folder may run.")
+    output: str | None = option(None, "JSON file for the reports; partial results are stored next to it until the end.")
+    compare_to: str | None = option(
+        None, "Report of another policy on the same games; prints who won which, with McNemar's test."
+    )
+    max_aborted_share: Share = option(
+        0.5,
+        "Largest fraction of a list's episodes that environment errors may abort. Above it there is no report, and "
+        "the same command replays the affected parts. 1 never stops.",
+    )
+    show_episodes: CountOrZero = option(0, "Number of episodes of each list to print.")
+    keep_episodes: CountOrZero = option(
+        20, "Number of episodes of each list to store next to the output for `epo-trl watch`."
+    )
+
+
+def load_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
+    """Returns the protocol with the overrides of the options, which its name then records."""
+    name = args.protocol or suite.protocol
+    if not name:
+        raise InputError(
+            f"protocol: expected one of {', '.join(map(repr, protocol_names()))}, or one that the environment's module "
+            f"registers (docs/environments.md), got nothing; the environment {suite.name!r} has no default"
+        )
+    return get_protocol(name).varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
+
+
+def load_task_lists(args: EvaluationArguments, suite: TaskSuite) -> dict[str, list[str]]:
+    """Returns the tasks to play from each list."""
+    for split in args.splits:
+        suite.check_split(split)
+    lists = {split: sampled_tasks(suite, split, args.max_episodes) for split in args.splits}
+    if not lists or not all(lists.values()):
+        lengths = {split: len(suite.task_ids(split)) for split in suite.splits}
+        raise InputError(
+            f"splits: expected names of non-empty lists, got {args.splits} (max_episodes={args.max_episodes}); "
+            f"{suite.name} has {lengths}"
+        )
+    return lists
+
 
 # Options that do not affect the results, are part of the protocol, or name a folder whose contents are compared.
 NOT_SETTINGS = {one.name for kind in (ProtocolArguments, FewShotArguments) for one in fields(kind)}
@@ -227,7 +286,7 @@ def open_storage(output: str, settings: dict[str, Any], held: contextlib.ExitSta
         held: Keeps the lock of an evaluation that is not finished.
 
     Raises:
-        FileError: If it cannot be written.
+        FileError: If its folder cannot be created.
         InputError: If it is of another evaluation.
         RunningError: If another process evaluates to the same output.
     """
@@ -239,8 +298,6 @@ def open_storage(output: str, settings: dict[str, Any], held: contextlib.ExitSta
         partial = PartialResults(output, settings)  # another process may have finished it meanwhile
     if partial.finished() is None:
         make_folder(partial.folder, "output")
-        if not os.access(partial.folder, os.W_OK):
-            raise FileError(f"output: expected a writable folder, got {partial.folder}; use another file")
         if state.is_main_process:
             evaluation_file(partial.output).unlink(missing_ok=True)  # of another evaluation
     return partial
@@ -255,36 +312,24 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
         partial = None
         if args.output:
             partial = open_storage(args.output, result_settings(suite, args, model_args, protocol, lists), held)
-        if partial is not None and (finished := partial.finished()) is not None:
-            reports = [EvalReport.from_dict(report) for report in finished["reports"]]
-            if PartialState().is_main_process:
-                say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
-            return reports
-        return _play_lists(suite, args, model_args, protocol, shots, lists, partial)
-
-
-def _play_lists(
-    suite: TaskSuite,
-    args: EvaluationArguments,
-    model_args: ModelConfig,
-    protocol: Protocol,
-    shots: FewShot,
-    lists: dict[str, list[str]],
-    partial: PartialResults | None,
-) -> list[EvalReport]:
-    policy, context = load_player(suite, args, model_args, protocol, shots)
-    with contextlib.closing(suite.make_env()) as env:
-        check_first_task(env, next(iter(lists.values()))[0], args.seed, context, protocol)
-    evaluation = Evaluation(suite, args, protocol, partial, policy, context)
-    reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
-    if PartialState().is_main_process:
-        if partial is not None:
-            if evaluation.samples:
-                write_samples(evaluation_file(partial.output), [sample.to_dict() for sample in evaluation.samples])
-            found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
-            partial.finish(found | {"examples": context.template.shown(shots.examples)})
-        say(format_table(reports))
-    return reports
+            if (finished := partial.finished()) is not None:
+                reports = [EvalReport.from_dict(report) for report in finished["reports"]]
+                if PartialState().is_main_process:
+                    say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
+                return reports
+        policy, context = load_player(suite, args, model_args, protocol, shots)
+        with contextlib.closing(suite.make_env()) as env:
+            check_first_task(env, next(iter(lists.values()))[0], args.seed, context, protocol)
+        evaluation = Evaluation(suite, args, protocol, partial, policy, context)
+        reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
+        if PartialState().is_main_process:
+            if partial is not None:
+                if evaluation.samples:
+                    write_samples(evaluation_file(partial.output), [sample.to_dict() for sample in evaluation.samples])
+                found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
+                partial.finish(found | {"examples": context.template.shown(shots.examples)})
+            say(format_table(reports))
+        return reports
 
 
 def main(line: CommandLine) -> None:

@@ -16,8 +16,7 @@ from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from epo_trl.bounds import Count, CountOrZero, Positive, Range, Share, check_bounds, option
 from epo_trl.cli.base import progress_bar
-from epo_trl.cli.command_line import CommandLine
-from epo_trl.cli.options import parse_options
+from epo_trl.cli.options import CommandLine, parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.models import policy_for_training

@@ -1,50 +1,137 @@
-"""Parses the options of a program and its YAML file into a task suite and config objects, with readable help."""
+"""From a command line and its YAML file to a task suite and config objects.
+
+`read_command_line` reads both once and finds environment and algorithm, which decide what other options exist.
+`parse_options` reads these with TRL's parser. A config of the package is known by its name.
+"""
 
 from __future__ import annotations
 
 import argparse
-import re
-import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from functools import cached_property
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn, get_type_hints
 
-import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from transformers import HfArgumentParser, TrainingArguments
+from trl import TrlParser
 
-from epo_trl.bounds import Range, read_bounds, read_mapping
-from epo_trl.cli.base import did_you_mean, rank
-from epo_trl.cli.command_line import (
-    HELP_ALL,
-    CommandLine,
-    ConfigIsValid,
-    EnvironmentArguments,
-    config_name,
-)
-from epo_trl.envs.registry import build_suite, check_fields, environment_arguments
+from epo_trl.bounds import option
+from epo_trl.cli.base import did_you_mean
+from epo_trl.envs.base import EnvError
+from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
 from epo_trl.errors import InputError
-from epo_trl.trainers.config import settle_defaults
+from epo_trl.yaml_files import read_yaml
 
-WIDTH = 120  # columns of a line in the short help
-_THEIRS = {"trl": 1, "transformers": 2}  # packages whose options come last in the help
-_MAY_BE_FILES = {"deepspeed", "fsdp_config", "accelerator_config"}  # options that are `name: value` pairs or their file
-# Options that mark a command's configs, and the other programs that read those of `epo-trl train`.
-_COMMANDS = {
-    "algorithm": "train", "episodes": "sft", "mistake_rate": "sft", "thoughts": "sft", "keep_lost": "sft",
-    "parallel": "evaluate", "splits": "evaluate", "output": "evaluate", "compare_to": "evaluate",
-}  # fmt: skip
-_READ_TRAINING = ("epo-trl memory", "epo-trl audit-credit")
-_GENERAL = "general"  # options of no class; the short help shows them first, without a heading
+# A link to the folder `recipes` in the repository, a copy of its configs in an installed package.
+RECIPES = Path(__file__).parents[1] / "recipes"
+HELP_ALL = "--help-all"
+EPILOG = f"""{HELP_ALL} adds the options of TRL and transformers, such as --learning_rate. --check [FILE ...] only
+checks the options, or configs. --traceback shows the traceback of every error. accelerate launch starts several
+processes: --accelerate_config NAME_OR_FILE, --num_processes, --num_machines, --machine_rank, --main_process_ip,
+--main_process_port."""
+
+
+@dataclass
+class EnvironmentArguments:
+    """Environment of the tasks."""
+
+    environment: str = option("", f"One of {', '.join(ENVIRONMENTS)}, or 'module:Class'.")
+
+
+@dataclass
+class AlgorithmArguments:
+    """Training algorithm."""
+
+    algorithm: str = option("grpo", "'grpo', or 'ppo' with a critic. epo_lambda=0 disables the EPO terms.")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A command line and its YAML file.
+
+    Args:
+        options: Options for the parser of the program.
+        config: Path of the YAML file, if any.
+        values: Content of the YAML file.
+        environment: Name of the environment; `None` for `--help` without one.
+        algorithm: Name of the algorithm.
+        check_only: Whether the program ends after checking the options.
+        program: Name of the program in its help and errors.
+    """
+
+    options: Sequence[str]
+    config: Path | None
+    values: Mapping[str, Any]
+    environment: str | None
+    algorithm: str
+    check_only: bool = False
+    program: str = "epo-trl"
+
+
+class ConfigIsValid(Exception):  # noqa: N818 - not an error: it ends a program that only checks its config
+    """Raised when all options are valid and the command line only asks for the check."""
+
+
+class FirstParser(argparse.ArgumentParser):
+    """Reads some options and leaves the others."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises an error of argparse as `InputError`."""
+        raise InputError(message)
+
+
+def read_command_line(
+    argv: Sequence[str],
+    *,
+    check_only: bool = False,
+    program: str = "epo-trl",
+    fixed: Mapping[str, str] | None = None,
+) -> CommandLine:
+    """Reads a command line and the YAML file after `--config`.
+
+    Args:
+        argv: Command line without the program.
+        check_only: See `CommandLine`.
+        program: See `CommandLine`.
+        fixed: Environment and algorithm of a recipe for one of each, which the config may omit.
+
+    Raises:
+        EnvError: If there is no environment.
+        InputError: If there is no such config, or its environment or algorithm is not the recipe's.
+    """
+    fixed = fixed or {}
+    first = FirstParser()
+    for name in ("config", "environment", "algorithm"):
+        first.add_argument(f"--{name}")
+    given, _ = first.parse_known_args(argv)
+    config = find_config(given.config) if given.config else None
+    values = read_yaml(config, "--config") if config else {}
+    chosen = {
+        name: getattr(given, name) or values.get(name) or fixed.get(name) for name in ("environment", "algorithm")
+    }
+    for name, only in fixed.items():
+        if chosen[name] != only:
+            raise InputError(
+                f"{name}: expected {only!r}, which this recipe trains, got {chosen[name]!r}; recipes/train.py trains "
+                "any config"
+            )
+    environment, algorithm = chosen["environment"], chosen["algorithm"] or AlgorithmArguments.algorithm
+    if not environment and {"-h", "--help", HELP_ALL}.isdisjoint(argv):
+        raise EnvError(
+            f"environment: expected one of {', '.join(ENVIRONMENTS)} or 'module:Class', in the YAML or as an option, "
+            "got nothing"
+        )
+    options = [*(f"--{name}={value}" for name, value in fixed.items()), *argv]
+    return CommandLine(options, config, values, environment, algorithm, check_only, program)
 
 
 def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
     """Parses a command line into the task suite and one object per type. Ends the program for `--help`.
 
-    The settings of the environment are further fields. An unknown key is an error.
+    The settings of the environment are further fields. An unknown name is an error.
 
     Raises:
         ConfigIsValid: If all is valid and `line` only asks for the check.
@@ -52,192 +139,92 @@ def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
         InputError: If the command line or the config is invalid.
     """
     parser = RecipeParser(line, types)
-    given, _ = parser.parse_known_args(line.options)
-    _check_device(given, line.config)
-    settle_defaults(given)
     try:
-        chosen, *rest = [
-            each(**{entry.name: getattr(given, entry.name) for entry in fields(each) if entry.init})
-            for each in parser.dataclass_types[1:]
-        ]
+        found = parser.parse_args_into_dataclasses(parser.words, look_for_args_file=False)
     except (ValueError, OSError) as error:  # of a dataclass that rejects a value, or cannot read the file that it names
         raise InputError(str(error)) from error
-    suite = build_suite(chosen)
+    suite = build_suite(found[1])
     if line.check_only:
         raise ConfigIsValid
-    return suite, *rest
+    return suite, *found[2 : 2 + len(types)]
 
 
 def read_settings(line: CommandLine, *types: type) -> dict[str, Any]:
     """Returns the options as plain values, defaults included, for programs that inspect a run without starting it."""
-    given, _ = RecipeParser(line, types).parse_known_args(line.options)
+    from epo_trl.trainers.config import settle_defaults
+
+    parser = RecipeParser(line, types)
+    given, _ = parser.parse_known_args(parser.words)
     settle_defaults(given)
     return vars(given)
 
 
-class RecipeParser(HfArgumentParser):
-    """A parser whose errors name the option, without abbreviations, and with help grouped by class.
+class RecipeParser(TrlParser):
+    """TRL's parser: one option per field of the dataclasses. Its errors name the option, without abbreviations.
 
-    `--help` shows the options of this package, one line each, and `--help-all` the whole help of all options. The
-    values of the YAML file are the defaults.
+    Strings of the YAML file are read as on the command line, where a word is also a list of one; other values have to
+    be of their field's type.
+
+    Attributes:
+        words: The words to parse.
 
     Raises:
         InputError: If the YAML file has an unknown name, or a value of the wrong type.
     """
 
-    def __init__(self, line: CommandLine, types: Iterable[type]):
-        self._line = line
-        folder = line.config.parent if line.config else None
-        settings = [environment_arguments(line.environment, folder)] if line.environment else []
-        for each in settings:
-            check_fields(each, (EnvironmentArguments, *types))
+    def __init__(self, line: CommandLine, types: Sequence[type]):
+        settings = []
+        if line.environment:
+            settings = [environment_arguments(line.environment, line.config.parent if line.config else None)]
+            check_fields(settings[0], (EnvironmentArguments, *types))
         super().__init__(
             (EnvironmentArguments, *settings, *types),
             prog=line.program,
             allow_abbrev=False,
             usage="%(prog)s --config FILE [--option value ...]",
-            formatter_class=_ShortOptions,
+            epilog=EPILOG,
         )
-        self._check_values()
-        self._check_choices()
-        for action in self._actions:
-            if action.dest in line.values:
-                value = line.values[action.dest]
-                is_word = action.nargs == "+" and action.type is str and isinstance(value, str)
-                action.default, action.required = [value] if is_word else value, False  # as on the command line
-        self.set_defaults(environment=line.environment)
-        help_config = "YAML file of `option: value`; the command line overrides it"
-        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help_config)
-        help_all = "show all options, with those of TRL and transformers"
-        self.add_argument(HELP_ALL, action="store_true", default=argparse.SUPPRESS, help=help_all)
+        known = {action.dest for action in self._actions}
+        for name in line.values:
+            if name not in known:
+                self.error(
+                    f"{name}: no option of {self.prog}, in {config_name(line.config)}{did_you_mean(name, known)}"
+                )
+        check_types(line.values, self.dataclass_types, line.config)
+        self.set_defaults_with_config(**line.values)
+        words = {name: value for name, value in line.values.items() if isinstance(value, str)}
+        self.words = [*(f"--{name}={value}" for name, value in words.items()), *line.options]
+        if HELP_ALL not in line.options:
+            theirs = names_of_others(self.dataclass_types)
+            for action in self._actions:
+                action.help = argparse.SUPPRESS if action.dest in theirs else action.help
+        self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file of `option: value`")
+        self.add_argument(HELP_ALL, action="help", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
         """Raises an error of argparse as `InputError`."""
         raise InputError(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Returns the values and an empty rest: an unknown option is an error. Ends the program for `--help-all`."""
-        if HELP_ALL in self._line.options:
-            if rank() == 0:
-                sys.stdout.write(self.format_help_all())
-            self.exit()
+        """Returns the values and an empty rest: an unknown option is an error."""
         given, rest = super().parse_known_args(args, namespace)
-        known = {option for action in self._actions for option in action.option_strings}
-        if unknown := [word.split("=", 1)[0] for word in rest if word.startswith("--")] or rest:
-            advice = "--help-all lists all, abbreviations are not supported"
-            self.error(f"{unknown[0]}: unknown option; {advice}{did_you_mean(unknown[0], known)}")
-        self._check_pairs(given)
+        if rest:
+            name = rest[0].partition("=")[0]
+            self.error(f"{name}: unknown option{did_you_mean(name, [f'--{action.dest}' for action in self._actions])}")
         return given, rest
 
-    def _check_pairs(self, given: argparse.Namespace) -> None:
-        """Raises `InputError` for a string that is not JSON in place of `name: value` pairs; strips white space.
 
-        An environment's field may have a meaning for other strings.
-        """
-        hints = {name: hint for kind in self.dataclass_types for name, hint in get_type_hints(kind).items()}
-        configs = [kind for kind in self.dataclass_types if issubclass(kind, TrainingArguments)]
-        only_pairs = {entry.name for kind in configs for entry in fields(kind)} - _MAY_BE_FILES
-        for name, value in vars(given).items():
-            may_be_pairs = "dict" in str(hints.get(name)) and isinstance(value, str)
-            if may_be_pairs and (name in only_pairs or value.startswith("{")):
-                read_mapping(name, value)
-                setattr(given, name, value.strip() or "{}")
-
-    def _check_values(self) -> None:
-        """Raises `InputError` for an unknown name in the YAML file, or a value of the wrong type."""
-        values, config = self._line.values, self._line.config
-        if config is None:
-            return
-        known = {action.dest for action in self._actions} - {"help"}
-        unknown = [key for key in values if key not in known]
-        trained = [key for key in unknown if key in {entry.name for entry in fields(TrainingArguments)}]
-        if trained and not any(issubclass(kind, TrainingArguments) for kind in self.dataclass_types):
-            raise InputError(
-                f"--config: expected the config of an evaluation{_evaluation_config(config)}, got "
-                f"{config_name(config)}, the config of a training run ({trained[0]}: {values[trained[0]]})"
-            )
-        for key in unknown:
-            if other := _COMMANDS.get(key):
-                name = config_name(config)
-                reads_training = self.prog in _READ_TRAINING
-                advice = "a config of epo-trl train" if reads_training else f"epo-trl {other} --config {name}"
-                raise InputError(
-                    f"{key}: expected an option of {self.prog}, got one of epo-trl {other} in {name}; use {advice}"
-                )
-        if unknown:
-            raise InputError(f"{unknown[0]}: unknown in {config_name(config)}{did_you_mean(unknown[0], known)}")
-        check_types(values, self.dataclass_types, config)
-
-    def _check_choices(self) -> None:
-        """Raises `InputError` for a word of the YAML file that is none of its option's choices."""
-        for action in self._actions:
-            value = self._line.values.get(action.dest)
-            words = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
-            known = [str(choice) for choice in action.choices or ()]
-            if known and (wrong := [word for word in words if word not in known]):
-                names = ", ".join(map(repr, known))
-                raise InputError(f"{action.dest}: expected one of {names}, got {wrong[0]!r}")
-
-    def print_help(self, file: Any = None) -> None:
-        """Prints the help on the first rank only."""
-        if rank() == 0:
-            super().print_help(file)
-
-    def format_help(self) -> str:
-        """Returns the short help: usage, then our options by the class that defines them, one line each.
-
-        Left out are the negations of bool options, `--no_NAME`.
-        """
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, [], [])
-        lines = [formatter.format_help().rstrip()]
-        for heading, actions in self._groups:
-            if heading.partition(":")[0] not in _THEIRS:
-                shown = [action for action in actions if action.const is not False]
-                lines += [f"{heading.rstrip(':')}:"] if heading != _GENERAL else []
-                lines += map(_in_one_line, shown)
-        lines.append(f"{HELP_ALL} adds the options of TRL and transformers: --learning_rate, --max_steps, ...")
-        return "\n".join(lines) + "\n"
-
-    def format_help_all(self) -> str:
-        """Returns the help of all options by the class that defines them, those of this package first."""
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, [], [])
-        for heading, actions in self._groups:
-            formatter.start_section(heading)
-            formatter.add_arguments(actions)
-            formatter.end_section()
-        return formatter.format_help()
-
-    @cached_property
-    def _groups(self) -> list[tuple[str, list[argparse.Action]]]:
-        """The options by the class that defines them. Adds their bounds to the help, once."""
-        bounds = {name: each.bounds for kind in self.dataclass_types for name, each in read_bounds(kind).items()}
-        by_name: dict[str, list[argparse.Action]] = {}
-        for action in self._actions:
-            if isinstance(bounds.get(action.dest), Range):
-                action.help = f"({bounds[action.dest]}) {action.help}"
-            by_name.setdefault(action.dest, []).append(action)
-        groups: dict[type, list[argparse.Action]] = {}
-        for config in self.dataclass_types:
-            for entry in fields(config):
-                if entry.init:
-                    groups.setdefault(_home(config, entry.name), []).extend(by_name.pop(entry.name))
-        lineage = [base for config in self.dataclass_types for base in config.__mro__]
-        ordered = sorted(groups, key=lambda home: (_THEIRS.get(_package(home), 0), lineage.index(home)))
-        rest = [action for actions in by_name.values() for action in actions]
-        return [(_GENERAL, rest), *((_heading(home), groups[home]) for home in ordered)]
+def names_of_others(types: Iterable[type]) -> set[str]:
+    """Returns the names of the fields that TRL and transformers define, and nobody else again."""
+    theirs: set[str] = set()
+    ours: set[str] = set()
+    for base in (base for kind in types for base in kind.__mro__):
+        names = theirs if base.__module__.partition(".")[0] in ("trl", "transformers") else ours
+        names.update(vars(base).get("__annotations__", {}))
+    return theirs - ours
 
 
-# Names of pydantic's errors, and the value that the user should write.
-_EXPECTED = {
-    "bool_type": "true or false", "int_type": "an integer", "float_type": "a number", "string_type": "a string",
-    "literal_error": "a string", "is_instance_of": "a string", "list_type": "a list",
-    "dict_type": "'name: value' pairs", "tuple_type": "another field type, such as list[...], since YAML has no tuples",
-}  # fmt: skip
-
-
-def check_types(values: Mapping[str, Any], classes: Iterable[type], config: Path) -> None:
+def check_types(values: Mapping[str, Any], classes: Iterable[type], config: Path | None) -> None:
     """Rejects values of a YAML file whose type is not that of their field. Strings are left to the parser.
 
     Raises:
@@ -253,78 +240,51 @@ def check_types(values: Mapping[str, Any], classes: Iterable[type], config: Path
             try:
                 kind.validate_python(value, strict=True)
             except ValidationError as error:
-                expected = " or ".join(dict.fromkeys(_expected(one["type"], one["loc"]) for one in error.errors()))
-                hint = ""
-                if "a string" in expected and isinstance(value, bool):
-                    hint = "; YAML reads no, yes, on and off as true or false: put the word in quotes"
-                elif "a string" in expected and isinstance(value, int | float):
-                    hint = "; put the word in quotes"
-                if isinstance(value, float) and value.is_integer() and "an integer" in expected:
-                    hint = f"; write {value:.0f}"
-                where = config_name(config)
-                raise InputError(f"{entry.name}: expected {expected}, got {value!r} in {where}{hint}") from error
+                messages = [found["msg"].removeprefix("Input should be ") for found in error.errors()]
+                hint = "; YAML reads no, yes, on and off as true or false unless they are in quotes"
+                raise InputError(
+                    f"{entry.name}: expected {' or '.join(dict.fromkeys(messages))}, got {value!r} in "
+                    f"{config_name(config)}{hint * isinstance(value, bool)}"
+                ) from error
 
 
-def _expected(error: str, place: Sequence[int | str]) -> str:
-    expected = _EXPECTED.get(error, error)
-    return f"a list, each element {expected}" if any(isinstance(part, int) for part in place) else expected
+# ----------------------------------------------------------------------------------------------- configs by their name
 
 
-def _home(config: type, name: str) -> type:
-    """Returns the most derived class that defines a field."""
-    return next(base for base in config.__mro__ if name in vars(base).get("__annotations__", {}))
+def builtin_configs() -> dict[str, Path]:
+    """Returns all configs by name, such as `"alfworld/tiny_cpu"`."""
+    return {config_name(path): path for path in sorted(RECIPES.glob("*/*.yaml"))}
 
 
-def _package(home: type) -> str:
-    return home.__module__.partition(".")[0]
+def config_name(path: Path | None) -> str:
+    """Returns the name of a built-in config, or the path of another file."""
+    inside = path is not None and path.is_relative_to(RECIPES)
+    return path.relative_to(RECIPES).with_suffix("").as_posix() if path and inside else str(path)
 
 
-def _heading(home: type) -> str:
-    package = _package(home)
-    if package in _THEIRS:
-        return f"{package}: {home.__name__}"
-    return f"{home.__name__}: {(home.__doc__ or '').strip().splitlines()[0].rstrip('.')}"
+def list_configs(command: str) -> dict[str, Path]:
+    """Returns the configs of `epo-trl train`, `sft` or `evaluate`; the latter's names begin with `sft` and `eval`."""
+    commands = {"sft": "sft", "eval": "evaluate"}
+    every = builtin_configs().items()
+    return {name: path for name, path in every if commands.get(path.stem.partition("_")[0], "train") == command}
 
 
-def _in_one_line(action: argparse.Action) -> str:
-    """Formats an option with the beginning of its help."""
-    default = "" if action.default in (None, "", argparse.SUPPRESS) or action.nargs == 0 else f"[{action.default}] "
-    text = " ".join((action.help or "").replace("%%", "%").split())
-    name = next(option for option in action.option_strings if option.startswith("--"))
-    return f"  {name:32} {textwrap.shorten(default + text, WIDTH - 35, placeholder=' ...')}"
+def find_config(name: str) -> Path:
+    """Finds a config: the file of that path, or else the built-in config of that name.
 
-
-class _ShortOptions(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows --some_option without its alias --some-option."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or isinstance(action, argparse._HelpAction):
-            return super()._format_action_invocation(action)
-        name = action.option_strings[0]
-        return name if action.nargs == 0 else f"{name} {self._format_args(action, action.dest.upper())}"
-
-
-def _check_device(given: argparse.Namespace, config: Path | None) -> None:
-    """Raises `InputError` if the config needs a GPU and the machine has none."""
-    wanted = [name for name in ("bf16", "fp16") if getattr(given, name, None)]
-    if not wanted or given.use_cpu or torch.accelerator.is_available():
-        return
-    name, advice = wanted[0], "set use_cpu: true and bf16: false"
-    if config is not None:
-        beside = [path for path in sorted(config.parent.glob("*tiny_cpu*.yaml")) if _prefix(path) == _prefix(config)]
-        advice = f"use --config {config_name(beside[0])}, or {advice}" if beside else advice
-    raise InputError(f"{name}: expected false on a machine without a GPU, got true; {advice}")
-
-
-def _evaluation_config(config: Path) -> str:
-    """Names the evaluation config for a training config, else another in its folder; `""` if there is none."""
-    own = f"eval_{config.name.removeprefix('sft_').removeprefix('ppo_')}"
-    beside = sorted(
-        config.parent.glob("eval_*.yaml"), key=lambda path: (path.name != own, "cpu" not in path.name, path)
+    Raises:
+        InputError: If neither exists.
+    """
+    for path in (Path(name), RECIPES / f"{name.removesuffix('.yaml')}.yaml"):
+        if path.is_file():
+            return path
+    raise InputError(
+        f"--config: expected a YAML file, or the name of a built-in config such as 'alfworld/tiny_cpu', got "
+        f"{name!r}{did_you_mean(name, builtin_configs())}"
     )
-    return f", such as {config_name(beside[0])}" if beside else ""
 
 
-def _prefix(config: Path) -> str:
-    """Returns the prefix of a config's name, which marks its command or algorithm; empty for GRPO."""
-    return "".join(re.findall(r"^(?:sft|eval|ppo)_", config.name))
+def find_warm_start(config: Path) -> Path | None:
+    """Returns the warm-start config next to an RL config, if any: `sft_NAME.yaml`, also for `ppo_NAME.yaml`."""
+    beside = config.with_name(f"sft_{config.name.removeprefix('ppo_')}")
+    return beside if beside.is_file() else None

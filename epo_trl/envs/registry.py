@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -79,34 +78,6 @@ def named_object(field: str, name: str, expected: str) -> Any:
             f"{field}: expected {expected} from the current folder, the config's, or an installed package, got "
             f"{name!r}, which cannot be imported ({type(error).__name__}: {error})"
         ) from error
-
-
-@contextmanager
-def forgetting_folders() -> Iterator[None]:
-    """Restores Python's path after the block, and forgets the modules from the folders that the block added to it.
-
-    Another config may name another module of the same name.
-    """
-    path, modules = list(sys.path), set(sys.modules)
-    try:
-        yield
-    finally:
-        folders = {Path(place) for place in sys.path} - {Path(place) for place in path}
-        packages = {name: name.partition(".")[0] for name in set(sys.modules) - modules}
-        gone = [
-            name
-            for name, package in packages.items()
-            if package not in modules and _folder_of(sys.modules.get(package)) in folders
-        ]
-        for name in gone:
-            del sys.modules[name]
-        sys.path[:] = path
-
-
-def _folder_of(module: Any) -> Path | None:
-    """Returns the folder on Python's path that a module or package was imported from, if any."""
-    places = list(getattr(module, "__path__", [])) or [getattr(module, "__file__", None)]
-    return Path(places[0]).parent if places[0] else None
 
 
 def check_fields(settings: type[Any], others: Iterable[type[Any]]) -> None:

@@ -15,10 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from trl import ModelConfig
 
 from epo_trl.bounds import option
-from epo_trl.cli.command_line import CommandLine
-from epo_trl.cli.evaluation import load_player
-from epo_trl.cli.evaluation_arguments import EvaluationArguments, load_protocol
-from epo_trl.cli.options import parse_options
+from epo_trl.cli.evaluation import EvaluationArguments, load_player, load_protocol
+from epo_trl.cli.options import CommandLine, parse_options
 from epo_trl.envs.base import EnvError, Info, TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from trl import ModelConfig
 
-from epo_trl.cli.command_line import AlgorithmArguments, CommandLine
-from epo_trl.cli.options import parse_options
-from epo_trl.cli.training import ALGORITHMS, StartArguments
+from epo_trl.cli.options import AlgorithmArguments, CommandLine, parse_options
+from epo_trl.cli.train import StartArguments, find_algorithm
 from epo_trl.lab.credit_audit.program import AuditArguments, run_audit
 
 
 def main(line: CommandLine) -> None:
     """Parses the options and audits."""
-    config, _ = ALGORITHMS[line.algorithm]
+    config, _ = find_algorithm(line.algorithm)
     types = (AlgorithmArguments, StartArguments, config, ModelConfig, AuditArguments)
     suite, _, _, args, model_args, audit = parse_options(line, *types)
     run_audit(suite, args, model_args, audit)

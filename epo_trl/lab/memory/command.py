@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +50,16 @@ def _estimate(args: argparse.Namespace) -> None:
 def _estimate_config(args: argparse.Namespace, options: Sequence[str]) -> None:
     from trl import ModelConfig
 
-    from epo_trl.cli.command_line import AlgorithmArguments, read_command_line
-    from epo_trl.cli.options import read_settings
-    from epo_trl.cli.training import ALGORITHMS, StartArguments
+    from epo_trl.cli.options import AlgorithmArguments, read_command_line, read_settings
+    from epo_trl.cli.train import StartArguments, find_algorithm
     from epo_trl.lab.memory.config import read_run
     from epo_trl.lab.memory.sizes import format_memory, memory_per_gpu
 
     critic = [f"--critic={args.critic}"] if args.critic else []
-    line = replace(read_command_line(["--config", args.config, *options, *critic]), program="epo-trl memory")
+    line = read_command_line(["--config", args.config, *options, *critic], program="epo-trl memory")
     if critic and line.algorithm != "ppo":
         raise InputError(f"--critic: expected a config of algorithm 'ppo', got {line.algorithm!r}; add --algorithm ppo")
-    settings = read_settings(line, AlgorithmArguments, StartArguments, ALGORITHMS[line.algorithm][0], ModelConfig)
+    settings = read_settings(line, AlgorithmArguments, StartArguments, find_algorithm(line.algorithm)[0], ModelConfig)
     shape, adapter = _shape(str(settings["model_name_or_path"]))
     settings |= {"lora_r": adapter.get("r", settings["lora_r"])}  # an adapter is trained on as it is
     given = {name: getattr(args, name) for name in ("zero_stage", "offload", "prompt_tokens", "response_tokens")}

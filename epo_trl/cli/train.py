@@ -1,4 +1,7 @@
-"""The body of the RL recipes and `epo-trl train`: check the initial policy, load, train, resume, save."""
+"""`epo-trl train`, and the recipes of RL: from the command line to `trainer.train()`.
+
+`epo_trl/cli/__init__.py` calls `main` with the command line and its YAML file, which `options.py` reads.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from pathlib import Path
 from trl import ModelConfig
 
 from epo_trl.bounds import option
-from epo_trl.cli.command_line import AlgorithmArguments, CommandLine, find_warm_start, warm_start_command
-from epo_trl.cli.options import parse_options
+from epo_trl.cli.options import AlgorithmArguments, CommandLine, config_name, find_warm_start, parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.models.init_kwargs import keeping_init_kwargs
@@ -39,11 +41,21 @@ class StartArguments:
 
 def main(line: CommandLine) -> None:
     """Parses the options and trains."""
-    config, trainer_class = ALGORITHMS[line.algorithm]
-    types = (AlgorithmArguments, StartArguments, config, ModelConfig)
-    suite, _, start, args, model_args = parse_options(line, *types)
+    config, trainer_class = find_algorithm(line.algorithm)
+    suite, _, start, args, model_args = parse_options(line, AlgorithmArguments, StartArguments, config, ModelConfig)
     check_start(model_args.model_name_or_path, start, line.config)
     train(suite, args, model_args, trainer_class)
+
+
+def find_algorithm(name: str) -> tuple[type[EPOConfig], type[EPOTrainer]]:
+    """Returns the config class and the trainer class of an algorithm.
+
+    Raises:
+        InputError: If there is no such algorithm.
+    """
+    if name not in ALGORITHMS:
+        raise InputError(f"algorithm: expected one of {', '.join(map(repr, ALGORITHMS))}, got {name!r}")
+    return ALGORITHMS[name]
 
 
 def check_start(model: str | None, start: StartArguments, config: Path | None) -> None:
@@ -55,8 +67,8 @@ def check_start(model: str | None, start: StartArguments, config: Path | None) -
     if model is None or (start.from_scratch if tiny_size(model) else Path(model).is_dir()):
         return
     warm_start = find_warm_start(config) if config else None
-    folder = str(read_yaml(warm_start, "--config").get("output_dir")) if warm_start else ""
-    make_it = f"make it with: {warm_start_command(warm_start)}" if warm_start else "make it with epo-trl sft"
+    folder = read_yaml(warm_start, "--config").get("output_dir") if warm_start else None
+    make_it = f"make it with: epo-trl sft --config {config_name(warm_start) if warm_start else 'FILE'}"
     if tiny_size(model):
         raise InputError(
             f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never "
