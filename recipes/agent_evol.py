@@ -41,7 +41,7 @@ from epo_trl.cli.imitation import (
     describe_rows,
     training_examples,
 )
-from epo_trl.cli.options import CommandLine, ConfigIsValid, list_configs, parse_options
+from epo_trl.cli.options import CommandLine, ConfigIsValid, parse_options
 from epo_trl.cli.program import run_recipe
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
@@ -255,4 +255,4 @@ def main(line: CommandLine) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_recipe(main, "agent_evol.py", sys.argv[1:], list_configs("sft")))
+    sys.exit(run_recipe(main, "agent_evol.py", sys.argv[1:], "sft"))

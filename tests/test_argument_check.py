@@ -64,11 +64,6 @@ def test_a_warm_start_without_a_step_is_refused(tmp_path, changes, message):
         arguments(tmp_path, ImitationConfig, **changes)
 
 
-def test_a_warm_start_has_nothing_to_evaluate_on(tmp_path):
-    with pytest.raises(ValueError, match="eval_strategy: expected 'no', got 'steps'"):
-        arguments(tmp_path, ImitationConfig, eval_strategy="steps")
-
-
 @pytest.mark.parametrize(
     ("metric", "given", "is_greater"),
     [("iid/success_rate", None, True), ("ood/success_rate_low", None, True), ("iid/score", None, True),
@@ -99,12 +94,6 @@ def test_a_trainer_predicts_nothing(tmp_path):
     trainer = make_trainer(tmp_path)
     with pytest.raises(ValueError, match=r"predict: expected evaluate\(\) .* or play\(\)"):
         trainer.predict(trainer.train_dataset)
-
-
-@pytest.mark.parametrize("name", ["chat_template_path", "eos_token"])
-def test_what_trl_changes_after_the_demonstrations_are_encoded_is_refused(tmp_path, name):
-    with pytest.raises(ValueError, match=f"{name}: expected None, got 'x'"):
-        arguments(tmp_path, ImitationConfig, **{name: "x"})
 
 
 def test_the_ends_of_what_is_taken_are_taken(tmp_path):

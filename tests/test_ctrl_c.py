@@ -17,7 +17,7 @@ from trainer_kit import make_trainer
 from epo_trl.cli.program import EXIT_CODE, INTERRUPTED, STOPPING, run_recipe
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = ("train.py", ["--environment", "trap"], {})
+PROGRAM = ("train.py", ["--environment", "trap"], "train")
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from datasets import Dataset
 from demonstrated_suites import TASKS, LineSuite, Recorded, play_like
 from rollout_parts import LOSE, THINKING, WIN, byte_tokenizer, context_of, info, step
 from trainer_kit import make_warm_start
-from trl import SFTConfig
 
-from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig, check_length, switch_checkpointing
+from epo_trl.cli.imitation import DemonstrationArguments, check_length, switch_checkpointing
 from epo_trl.cli.imitation import demonstrations as rows_of
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.checker import EnvCheckError
@@ -313,12 +312,10 @@ def test_gradient_checkpointing_above_a_length_is_used_there_and_changes_no_weig
     some.train()
     assert sorted(used) == [(4, False)] * 4 + [(10, True)] * 4
     assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), some.model.parameters(), strict=True))
-    with pytest.raises(ValueError, match="gradient_checkpointing: expected false with gradient_checkpointing_ab"):
-        make_warm_start(tmp_path / "all", rows, gradient_checkpointing=True, gradient_checkpointing_above=6)
 
 
-def test_gradient_checkpointing_above_a_length_needs_no_newer_name_of_transformers(tmp_path, monkeypatch):
-    """Before activation_checkpointing existed, configs and models had only gradient_checkpointing."""
+def test_gradient_checkpointing_above_a_length_needs_no_newer_name_of_transformers():
+    """Before activation_checkpointing existed, models had only gradient_checkpointing."""
     calls = []
     model = SimpleNamespace(
         gradient_checkpointing_enable=calls.append, gradient_checkpointing_disable=lambda: calls.append("off")
@@ -326,12 +323,3 @@ def test_gradient_checkpointing_above_a_length_needs_no_newer_name_of_transforme
     for on in (True, False):
         switch_checkpointing(model, on=on)
     assert calls == [{"use_reentrant": False}, "off"]
-    complete = SFTConfig.__post_init__
-
-    def without_the_new_name(config):
-        complete(config)
-        config.activation_checkpointing = None
-
-    monkeypatch.setattr(SFTConfig, "__post_init__", without_the_new_name)
-    with pytest.raises(ValueError, match="gradient_checkpointing: expected false with gradient_checkpointing_ab"):
-        ImitationConfig(str(tmp_path), use_cpu=True, gradient_checkpointing=True, gradient_checkpointing_above=6)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 
 from epo_trl import __version__
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if name in POSITIONAL and options and not options[0].startswith("-"):
             options = [POSITIONAL[name], *options]
-        return run_program("epo-trl: error", lambda: run_command(name, options), options)
+        return run_program("epo-trl: error", partial(run_command, name, options), options)
     words = [option for option in options if option != TRACEBACK]
     return run_program("epo-trl: error", lambda: import_module(module).main(words), options)
 

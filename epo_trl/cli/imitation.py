@@ -11,7 +11,6 @@ import torch
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import IntervalStrategy
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from epo_trl.bounds import Count, CountOrZero, Positive, Range, Share, check_bounds, option
@@ -80,11 +79,7 @@ def demonstrations(
         if types
         else suite.demonstration_tasks("train", args.max_turns, args.episodes)
     )
-    if not ids:
-        raise InputError(
-            f"max_turns: expected a larger number, got {args.max_turns}, in which the expert solves no task"
-        )
-    tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes)]
+    tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes if ids else 0)]
     with progress_bar(len(tasks), "expert episodes") as bar:
         episodes = expert_episodes(
             suite,
@@ -150,35 +145,19 @@ class ImitationConfig(LongRunArguments, SFTConfig):
     )
     gradient_checkpointing_above: CountOrZero | None = option(
         None,
-        "Number of tokens in a micro-batch above which gradient checkpointing is used, with gradient_checkpointing: "
-        "false. It bounds the memory of long episodes, and costs time for them only. Not with ZeRO-3 or FSDP.",
+        "Number of tokens in a micro-batch above which gradient checkpointing is used, instead of always or never. It "
+        "bounds the memory of long episodes, and costs time for them only. Not with ZeRO-3 or FSDP.",
     )
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        for name in ("chat_template_path", "eos_token"):
-            if (value := getattr(self, name)) is not None:
-                raise InputError(
-                    f"{name}: expected None, got {value!r}, which TRL applies after the demonstrations are encoded; "
-                    "set it in the tokenizer in the model's folder instead"
-                )
         settle_defaults(self)
         super().__post_init__()
-        if self.eval_strategy != IntervalStrategy.NO:
-            raise InputError(
-                f"eval_strategy: expected 'no', got {self.eval_strategy.value!r}: a warm start has no other rows to "
-                "evaluate on; play the test lists with epo-trl evaluate"
-            )
-        if self.gradient_checkpointing_above is not None and self.gradient_checkpointing:
-            raise InputError(
-                "gradient_checkpointing: expected false with gradient_checkpointing_above "
-                f"({self.gradient_checkpointing_above}), got true, which uses it for every micro-batch"
-            )
         if self.gradient_checkpointing_above is not None and shards_weights(self):
             raise InputError(
                 "gradient_checkpointing_above: expected null with ZeRO-3 or FSDP, got "
                 f"{self.gradient_checkpointing_above}: a rank with a longer micro-batch than the others would gather "
-                "weights that they do not. Set gradient_checkpointing: true instead, or use ZeRO-2 or DDP"
+                "weights that they do not; set gradient_checkpointing instead"
             )
         check_training_arguments(self)
 

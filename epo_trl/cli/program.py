@@ -52,20 +52,12 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     launch = {option: value for option, value in vars(asked).items() if value is not None}
     if launch:
         return _launch(launch, name, rest)
-    configs = list_configs(name)
-    return run_recipe(_main_of(name), f"epo-trl {name}", rest if rest or configs else ["--help"], configs)
+    return run_recipe(_main_of(name), f"epo-trl {name}", rest, name)
 
 
 def run_recipe_file(command: str, **fixed: str) -> NoReturn:
-    """Runs a file of `recipes/`, which is a command, with the command line of this process.
-
-    Args:
-        command: Name of the command.
-        **fixed: See `read_command_line`.
-    """
-    lines = [f"\n{name}: {value}\n" for name, value in fixed.items()]
-    configs = {name: path for name, path in list_configs(command).items() if all(map(path.read_text().count, lines))}
-    sys.exit(run_recipe(_main_of(command), Path(sys.argv[0]).name, sys.argv[1:], configs, fixed))
+    """Runs a file of `recipes/`, which is a command, with the command line of this process."""
+    sys.exit(run_recipe(_main_of(command), Path(sys.argv[0]).name, sys.argv[1:], command, fixed))
 
 
 def _main_of(command: str) -> Main:
@@ -73,13 +65,9 @@ def _main_of(command: str) -> Main:
 
 
 def run_recipe(
-    main: Main,
-    program: str,
-    argv: Sequence[str],
-    configs: Mapping[str, Path],
-    fixed: Mapping[str, str] | None = None,
+    main: Main, program: str, argv: Sequence[str], command: str, fixed: Mapping[str, str] | None = None
 ) -> int:
-    """Runs the `main` of a recipe and returns its exit code. Without arguments it only lists the configs.
+    """Runs the `main` of a recipe and returns its exit code. Without arguments it only lists configs, or its options.
 
     `--check FILE ...` only checks these configs, and `--check` after other options only checks these.
 
@@ -87,15 +75,15 @@ def run_recipe(
         main: Function that parses the options and runs the recipe.
         program: Name in messages.
         argv: Command line without the program.
-        configs: The configs to list, by the name that the user types.
+        command: Command whose configs the recipe reads.
         fixed: See `read_command_line`.
     """
-    if not argv:
-        say(overview(program, configs))
+    if not argv and list_configs(command):
+        say(overview(program, command, fixed or {}))
         return 0
     first = FirstParser()
     first.add_argument("--check", nargs="*")
-    checked, options = first.parse_known_args(argv)
+    checked, options = first.parse_known_args(argv or ["--help"])
 
     def run(*config: str) -> None:
         words = [*config, *(option for option in options if option != TRACEBACK)]
@@ -109,13 +97,15 @@ def run_recipe(
         return run_program(f"{program}: error", run, argv)
 
 
-def overview(program: str, configs: Mapping[str, Path]) -> str:
-    """Formats the list of configs, each with the first sentence of its file."""
-    width = max(map(len, configs), default=0)
-    sentences = {name: re.match(r"# (.+?\.)(?=\s)", path.read_text(encoding="utf-8")) for name, path in configs.items()}
+def overview(program: str, command: str, fixed: Mapping[str, str]) -> str:
+    """Formats the list of a recipe's configs, each with the first sentence of its file."""
+    texts = {name: path.read_text(encoding="utf-8") for name, path in list_configs(command).items()}
+    lines = [f"\n{name}: {value}\n" for name, value in fixed.items()]
+    own = {name: re.match(r"# (.+?\.)\s", text) for name, text in texts.items() if all(line in text for line in lines)}
+    width = max(map(len, own))
     return "\n".join([
         f"{program} needs a config: a file, or one of these in {RECIPES}, which begin with their commands:",
-        *(f"  {name:{width}}  {sentence[1] if sentence else ''}" for name, sentence in sentences.items()),
+        *(f"  {name:{width}}  {sentence[1] if sentence else ''}" for name, sentence in own.items()),
         f"Usage: {program} --config NAME_OR_FILE [--option value ...]; --help lists the options",
     ])  # fmt: skip
 
@@ -166,11 +156,7 @@ def hide_warnings() -> None:
     """
     old = r"`(is_)?gradient_checkpointing\w*` is deprecated"
     warnings.filterwarnings("ignore", old, FutureWarning, r"transformers\.modeling_utils")
-    logging.getLogger("DeepSpeed").addFilter(_is_news)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Setting accelerator to CPU")
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
 
 
 # --------------------------------------------------------------------------------------------------- several processes
