@@ -8,7 +8,7 @@ import pytest
 from test_layers import PACKAGE, part_of
 
 ROOT = PACKAGE.parent
-LINES = {"core": 21302, "games": 5846, "lab": 5112, "tests": 38249, "docs": 4989}
+LINES = {"core": 20759, "games": 5846, "lab": 5107, "tests": 37741, "docs": 4985}
 
 
 def part_of_the_project(path: Path) -> str:
