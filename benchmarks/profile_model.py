@@ -47,7 +47,7 @@ from trl.trainer.utils import compute_flops_per_token
 
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.alfworld.env import AlfworldEnv
-from epo_trl.lab.memory.sizes import Run, memory_per_gpu, shape_of
+from epo_trl.lab.memory import Run, measure_model, memory_per_gpu
 from epo_trl.models import load_policy
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import RolloutTimes, play_episodes
@@ -305,7 +305,9 @@ def measure(trainer: Any, variant: set[str], given: Namespace, peak: float) -> d
         parts["overhead"] = total - free - torch.cuda.memory_reserved() + clock.reserved - passes_peak
         parts["total"] = passes_peak + parts["overhead"]
         parts["peak of all phases"] = top
-    planned = memory_per_gpu(shape_of(given.model, trainer.model.config.to_dict()), run)
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(trainer.model.config)
+    planned = memory_per_gpu(measure_model(given.model, plain), run)
     planned["activations and logits"] = planned.pop("activations") + planned.pop("logits")
     return {
         "seconds": {name: value / given.rounds for name, value in clock.seconds.items()},

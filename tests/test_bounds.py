@@ -31,7 +31,6 @@ from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.lab.credit_audit import AuditPlan
-from epo_trl.lab.memory.sizes import Run
 from epo_trl.methods import METHODS
 from epo_trl.methods.adaptive import AdaptiveEntropy
 from epo_trl.methods.dapo import DAPO
@@ -135,7 +134,6 @@ SETTINGS = [
     JvmSettings,
     PoolSettings,
     RolloutSettings,
-    Run,
     ScienceWorldSuite,
     TrapSuite,
     WebShopSuite,

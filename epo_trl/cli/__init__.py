@@ -38,12 +38,8 @@ COMMANDS = {
         "watch": ("epo_trl.cli.watch", False, "show the episodes of a run, token by token, in a page"),
     },
     "Models and machines": {
-        "doctor": (
-            "epo_trl.lab.doctor.command",
-            False,
-            "check this machine: what works, and how to fix what does not",
-        ),
-        "memory": ("epo_trl.lab.memory.command", False, "estimate the memory per GPU of a model or a config"),
+        "doctor": ("epo_trl.lab.doctor", False, "check this machine: what works, and how to fix what does not"),
+        "memory": ("epo_trl.lab.memory", False, "estimate the memory per GPU of a config's run"),
         "merge": ("epo_trl.cli.merge", False, "merge an adapter into its base model"),
     },
 }

@@ -1,1 +1,0 @@
-"""Estimates the memory of a run per GPU, from its sizes or from its config. No model is loaded."""
