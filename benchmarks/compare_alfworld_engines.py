@@ -239,7 +239,7 @@ def main() -> int:
     parser.add_argument("--steps", type=at_least(1), default=40, help="number of inputs per episode")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample and the policies")
     args = parser.parse_args()
-    files = list(find_games(args.path, TASK_TYPES).games)
+    files, _ = find_games(args.path, TASK_TYPES)
     sample = sorted(random.Random(args.seed).sample(files, min(args.max_games, len(files))))
     from tqdm import tqdm
 

@@ -21,7 +21,7 @@ from epo_trl.bounds import Range, read_bounds  # noqa: E402
 from epo_trl.cli.evaluation import EvaluationArguments  # noqa: E402
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig  # noqa: E402
 from epo_trl.cli.train import StartArguments  # noqa: E402
-from epo_trl.envs.alfworld.arguments import AlfworldArguments  # noqa: E402
+from epo_trl.envs.alfworld.alfworld_suite import AlfworldArguments  # noqa: E402
 from epo_trl.envs.gymnasium import GymnasiumArguments  # noqa: E402
 from epo_trl.envs.numbered import NumberedArguments  # noqa: E402
 from epo_trl.envs.openenv import OpenEnvArguments  # noqa: E402

@@ -5,11 +5,11 @@ import shutil
 import warnings
 
 import pytest
-from alfworld_games import SMALL, edit, play
+from alfworld_games import SMALL, edit
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import AlfworldData, GeneratedAlfworld
-from epo_trl.envs.alfworld.game_files import DESCRIPTION_FILE, GAME_FILE, find_games, load_game
+from epo_trl.envs.alfworld.game_files import DESCRIPTION_FILE, GAME_FILE, load_game
 from epo_trl.envs.alfworld.generator import write_games
 from epo_trl.envs.alfworld.notes import AgentNotes
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
@@ -31,14 +31,6 @@ class TestGeneratedAlfworld(EnvContract):
         return GeneratedAlfworld(n_train=60, n_iid=12, n_ood=12)
 
 
-def test_generated_games_on_disk_are_named_as_such(written, tmp_path):
-    for path in (written, written / "json_2.1.1"):
-        assert AlfworldData(path).name == "alfworld-generated"
-    (tmp_path / "json_2.1.1").symlink_to(written / "json_2.1.1")
-    (tmp_path / "other" / "train").mkdir(parents=True)
-    assert AlfworldData(tmp_path).name == "alfworld-generated" and AlfworldData(tmp_path / "other").name == "alfworld"
-
-
 class TestAlfworldData(EnvContract):
     expert_wins = 0.9
 
@@ -48,13 +40,6 @@ class TestAlfworldData(EnvContract):
 
     def make_suite(self):
         return AlfworldData(self.path)
-
-
-def test_every_rollout_of_a_group_starts_the_same():
-    suite = GeneratedAlfworld(n_train=12)
-    for task_id in suite.task_ids("train"):
-        starts = [suite.make_env().reset(seed=seed, options={"task_id": task_id}) for seed in range(8)]
-        assert all(start == starts[0] for start in starts)
 
 
 def test_the_first_observation_is_the_room_without_banner_and_task():
@@ -92,24 +77,6 @@ def test_an_inadmissible_action_changes_neither_the_game_nor_the_notes():
         observation, reward, terminated, _, info = env.step(action)
         assert (observation, reward, terminated) == ("Nothing happens.", 0.0, False)
         assert info == before
-
-
-def test_the_notes_come_from_the_texts_alone():
-    suite = GeneratedAlfworld(n_train=24, seed=1)
-    env = suite.make_env()
-    for task_id in suite.task_ids("train"):
-        log, _ = play(env, task_id, suite.make_expert())
-        notes = AgentNotes(log[0][0], log[0][1]["task"])
-        named = notes.unvisited
-        for observation, info, *_ in log:
-            notes.note(observation)
-            assert notes.fields(info["admissible_actions"]).items() <= info.items()
-            assert sorted(info["visited"] + info["unvisited"]) == sorted(named)
-            assert set(info["actions_here"]) == {
-                action
-                for action in info["admissible_actions"]
-                if not action.startswith(("go to ", "examine ")) and action not in ("look", "inventory", "help")
-            }
 
 
 def test_the_state_key_is_computed_only_when_a_reset_asks_for_it():
@@ -156,58 +123,21 @@ def test_what_the_task_names_is_noted_where_it_was_last_seen():
     assert "cd 2 in bed 1" not in noted("On the bed 1, you see nothing.")
 
 
-def test_reset_and_step_say_what_they_take():
-    env = GeneratedAlfworld(n_train=3, n_iid=0, n_ood=0).make_env()
-    with pytest.raises(EnvError, match="reset"):
-        env.step("look")
-    for options in (None, {}, {"task_id": 3}):
-        with pytest.raises(EnvError, match="task_id"):
-            env.reset(options=options)
-    for bad in ("train/3", "train/-1", "train/x", "iid/0", "0", ""):
-        with pytest.raises(EnvError, match="'train/0' to 'train/2'"):
-            env.reset(options={"task_id": bad})
-
-
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
         ({"engine": "thor"}, "engine: .*'fast', 'textworld', got 'thor'"),
-        ({"expert_search": "best"}, "expert_search: expected one of 'random', 'likely', got 'best'"),
         ({"n_iid": -1}, "n_iid: .*got -1"),
         ({"max_receptacles": 6}, "no game of the split 'ood'"),
-        ({"task_types": ["pick_up"]}, "pick_up"),
+        ({"task_types": ["pick_up"]}, "task_types.*pick_and_place_simple.*pick_up"),
+        ({"room_types": []}, r"room_types.*kitchens.*got \[\]"),
+        ({"max_receptacles": 1}, "max_receptacles: .*got 1"),
+        ({"task_types": ["look_at_obj_in_light"], "room_types": ["bathrooms"]}, "look_at_obj_in_light"),
     ],
 )
 def test_a_bad_setting_is_named_when_the_suite_is_made(bad, message):
     with pytest.raises(EpoTrlError, match=message):
         GeneratedAlfworld(**bad)
-
-
-def test_a_missing_folder_says_how_to_get_games(tmp_path, monkeypatch):
-    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    with pytest.raises(
-        EnvError, match="ALFWORLD_DATA is not set.*--games generated.*alfworld-download.*epo-trl games alfworld"
-    ):
-        AlfworldData()
-    with pytest.raises(EnvError, match=f"{tmp_path}/nowhere.*alfworld-download"):
-        AlfworldData(tmp_path / "nowhere")
-    (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
-    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
-    with pytest.raises(EnvError, match="json_2.1.1/train: no playable games"):
-        AlfworldData().task_ids("train")
-    with pytest.raises(EnvError, match="valid_seen: no playable games"):
-        AlfworldData().task_ids("iid")
-
-
-def test_the_splits_of_stored_games_are_alfworlds_folders(written):
-    suite = AlfworldData(written / "json_2.1.1")
-    assert [len(suite.task_ids(split)) for split in suite.splits] == [8, 3, 3]
-    for split, folder in (("train", "train/"), ("iid", "valid_seen/"), ("ood", "valid_unseen/")):
-        assert all(task_id.startswith(folder) for task_id in suite.task_ids(split))
-    with pytest.raises(EnvError, match="valid_seen/none"):
-        suite.make_env().reset(options={"task_id": "valid_seen/none"})
-    with pytest.raises(EnvError, match="task_types.*flying"):
-        AlfworldData(written, task_types=["flying"])
 
 
 def test_a_task_is_a_folder_below_the_games(written, tmp_path):
@@ -230,41 +160,6 @@ def first_game(folder):
     return min((folder / "json_2.1.1" / "train").rglob(GAME_FILE))
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"solvable": true, "grammar": ""}'])
-def test_a_damaged_file_is_named_before_training(copied, damage):
-    path = first_game(copied)
-    path.write_text(damage)
-    with pytest.raises(EnvError, match=f"{path}.*alfworld-download"):
-        AlfworldData(copied).task_ids("train")
-
-
-def test_a_game_that_the_fast_engine_does_not_know_is_named_before_training(copied):
-    path = first_game(copied)
-    game = edit(load_game(path), "", "(isHaunted agent1)")
-    path.write_text(json.dumps(json.loads(game.as_json()) | {"solvable": True}))
-    with pytest.raises(EnvError, match=f"{path}.*ishaunted.*textworld"):
-        AlfworldData(copied).task_ids("train")
-    assert len(AlfworldData(copied, engine="textworld").task_ids("train")) == 8
-
-
-def test_what_alfworld_leaves_out_is_left_out(copied):
-    root = copied / "json_2.1.1" / "train"
-    games = sorted(root.rglob(GAME_FILE))
-    content = json.loads(games[0].read_text())
-    games[0].write_text(json.dumps(content | {"solvable": False}))
-    sliced = root / "pick_and_place_simple-AppleSliced-None-Fridge-1" / "trial_T1"
-    shutil.copytree(games[2].parent, sliced)
-    shutil.copytree(games[2].parent, root / "pick_and_place_with_movable_recep-Cup-Pan-Sink-1" / "trial_T1")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(AlfworldData(copied).task_ids("train")) == 7
-    found = find_games(copied, TASK_TYPES)
-    assert str(found) == "13 games; left out: 1 not marked as solvable, 2 with movable receptacles or sliced objects"
-    kind = TASK_TYPES[0]
-    kept = AlfworldData(copied, task_types=[kind]).task_ids("train")
-    assert kept and all(task_id.startswith(f"train/{kind}-") for task_id in kept)
-
-
 def test_a_list_may_lie_on_another_disk(copied, tmp_path):
     before = AlfworldData(copied).task_ids("train")
     folder = copied / "json_2.1.1" / "train"
@@ -273,28 +168,6 @@ def test_a_list_may_lie_on_another_disk(copied, tmp_path):
     linked = AlfworldData(copied)
     assert linked.task_ids("train") == before
     linked.make_env().reset(seed=0, options={"task_id": before[0]})
-
-
-@pytest.mark.parametrize("name", [GAME_FILE, DESCRIPTION_FILE])
-def test_a_missing_file_is_counted_and_a_list_that_is_mostly_gone_is_refused(copied, name):
-    files = sorted((copied / "json_2.1.1" / "train").rglob(name))
-    files[0].unlink()
-    with pytest.warns(UserWarning, match=rf"train: 7 games; left out: 1 without {name}.*{files[0].parent}"):
-        assert len(AlfworldData(copied).task_ids("train")) == 7
-    for path in files[1:5]:
-        path.unlink()
-    with pytest.raises(EnvError, match=f"3 games; left out: 5 without {name}"):
-        AlfworldData(copied).task_ids("train")
-    for path in files[5:]:
-        path.unlink()
-    with pytest.raises(EnvError, match=f"no playable games here .*8 without {name}"):
-        AlfworldData(copied).task_ids("train")
-
-
-def test_what_a_killed_writer_left_behind_is_no_game(copied):
-    game = first_game(copied)
-    shutil.copytree(game.parent, game.parent.parent / ".unfinished-1")
-    assert len(AlfworldData(copied).task_ids("train")) == 8
 
 
 def test_a_receptacle_beside_the_one_gone_to_counts_as_visited_once_it_is_opened_or_examined():
@@ -306,8 +179,71 @@ def test_a_receptacle_beside_the_one_gone_to_counts_as_visited_once_it_is_opened
     assert notes.here == "drawer 1"
 
 
-def test_a_split_of_size_zero_does_not_exist():
-    suite = GeneratedAlfworld(n_train=2, n_iid=0, n_ood=3)
-    assert suite.splits == ("train", "ood")
-    with pytest.raises(EnvError, match="split: .*got 'iid'"):
-        suite.task_ids("iid")
+def test_the_lists_of_stored_games(written, tmp_path, monkeypatch):
+    suite = AlfworldData(written / "json_2.1.1")
+    for split, folder, count in (("train", "train/", 8), ("iid", "valid_seen/", 3), ("ood", "valid_unseen/", 3)):
+        ids = suite.task_ids(split)
+        assert len(ids) == count and all(task_id.startswith(folder) for task_id in ids)
+    kind = TASK_TYPES[0]
+    kept = AlfworldData(written, task_types=[kind]).task_ids("train")
+    assert kept and all(task_id.startswith(f"train/{kind}-") for task_id in kept)
+    assert suite.name == "alfworld-generated"
+    (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
+    assert AlfworldData().name == "alfworld"
+    with pytest.raises(EnvError, match="json_2.1.1/train: no playable games"):
+        AlfworldData().task_ids("train")
+
+
+def test_a_missing_folder_says_how_to_get_games(tmp_path, monkeypatch):
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    with pytest.raises(EnvError, match="ALFWORLD_DATA is not set.*--games generated.*epo-trl games alfworld"):
+        AlfworldData()
+    with pytest.raises(EnvError, match=f"{tmp_path}/nowhere.*alfworld-download"):
+        AlfworldData(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("damage", ["{", '{"solvable": true, "grammar": ""}'])
+def test_a_damaged_file_is_named(copied, damage):
+    path = first_game(copied)
+    path.write_text(damage)
+    with pytest.raises(EnvError, match=f"{path}.*alfworld-download"):
+        AlfworldData(copied).task_ids("train")
+
+
+def test_games_that_the_fast_engine_does_not_know_are_named_before_training(copied):
+    path = first_game(copied)
+    game = edit(load_game(path), "", "(isHaunted agent1)")
+    path.write_text(json.dumps(json.loads(game.as_json()) | {"solvable": True}))
+    with pytest.raises(EnvError, match=f"{path}.*ishaunted.*textworld"):
+        AlfworldData(copied).task_ids("train")
+    assert len(AlfworldData(copied, engine="textworld").task_ids("train")) == 8
+
+
+def test_what_alfworld_leaves_out_is_left_out_and_a_folder_that_lacks_a_file_is_named(copied):
+    root = copied / "json_2.1.1" / "train"
+    first, second, third, *_ = sorted(root.rglob(GAME_FILE))
+    first.write_text(json.dumps(json.loads(first.read_text()) | {"solvable": False}))
+    for other in (
+        "pick_and_place_simple-AppleSliced-None-Fridge-1",
+        "pick_and_place_with_movable_recep-Cup-Pan-Sink-1",
+    ):
+        shutil.copytree(third.parent, root / other / "trial_T1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(AlfworldData(copied).task_ids("train")) == 7
+    second.unlink()
+    (third.parent / DESCRIPTION_FILE).unlink()
+    with pytest.warns(UserWarning, match=rf"train: 5 games, but 2 folders lack a file, for example {second.parent}"):
+        assert len(AlfworldData(copied).task_ids("train")) == 5
+
+
+def test_reset_and_step_say_what_they_take():
+    env = GeneratedAlfworld(n_train=3, n_iid=0, n_ood=0).make_env()
+    with pytest.raises(EnvError, match="reset"):
+        env.step("look")
+    with pytest.raises(EnvError, match="task_id"):
+        env.reset()
+    for bad in ("train/3", "train/-1", "train/x", "iid/0", ""):
+        with pytest.raises(EnvError, match="'train/0' to 'train/2'"):
+            env.reset(options={"task_id": bad})

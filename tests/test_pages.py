@@ -12,7 +12,7 @@ import pytest
 import yaml
 from trl import ModelConfig
 
-from epo_trl.envs.alfworld.arguments import AlfworldArguments
+from epo_trl.envs.alfworld.alfworld_suite import AlfworldArguments
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.evaluation import protocol_names

@@ -16,7 +16,7 @@ from epo_trl.cli import evaluation
 from epo_trl.cli.evaluation import EvaluationArguments, load_task_lists
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.cli.options import AlgorithmArguments, read_command_line
-from epo_trl.envs.alfworld.arguments import AlfworldArguments
+from epo_trl.envs.alfworld.alfworld_suite import AlfworldArguments
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import environment_arguments
 from epo_trl.envs.toy import ToySuite
@@ -287,7 +287,7 @@ def test_the_config_says_which_environment_a_general_recipe_plays(tmp_path):
         ([], "expected one of alfworld"),
         (["--environment", "alfred"], "expected 'alfworld'.*got 'alfred'"),
         (["--environment", "no_such_module:Arguments"], "cannot be imported"),
-        (["--environment", "epo_trl.envs.alfworld.arguments:Nothing"], "cannot be imported"),
+        (["--environment", "epo_trl.envs.alfworld.alfworld_suite:Nothing"], "cannot be imported"),
     ],
 )
 def test_an_environment_that_is_not_there_is_an_error_that_names_it(name, says):

@@ -12,7 +12,7 @@ from typing import Any
 from epo_trl.envs.base import EnvError, TaskSuite, is_setting
 
 ENVIRONMENTS = {
-    "alfworld": "epo_trl.envs.alfworld.arguments:AlfworldArguments",
+    "alfworld": "epo_trl.envs.alfworld.alfworld_suite:AlfworldArguments",
     "gymnasium": "epo_trl.envs.gymnasium:GymnasiumArguments",
     "openenv": "epo_trl.envs.openenv:OpenEnvArguments",
     "scienceworld": "epo_trl.envs.scienceworld:ScienceWorldSuite",

@@ -232,10 +232,10 @@ def main(argv: Sequence[str]) -> int:
     from trl import ModelConfig
 
     from epo_trl.cli.options import AlgorithmArguments, read_command_line, read_settings
-    from epo_trl.cli.train import ALGORITHMS, StartArguments
+    from epo_trl.cli.train import StartArguments, find_algorithm
 
     line = read_command_line(["--config", args.config, *options], program="epo-trl memory")
-    settings = read_settings(line, AlgorithmArguments, StartArguments, ALGORITHMS[line.algorithm][0], ModelConfig)
+    settings = read_settings(line, AlgorithmArguments, StartArguments, find_algorithm(line.algorithm)[0], ModelConfig)
     model, rank = read_model(str(settings["model_name_or_path"]))
     settings |= {"lora_r": rank or settings["lora_r"]}  # an adapter is trained on as it is
     for gpus in args.gpus:

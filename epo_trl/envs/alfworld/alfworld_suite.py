@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from epo_trl.bounds import CountOrZero, OneOf, check_bounds
+from epo_trl.bounds import CountOrZero, OneOf, check_bounds, copy_options, option
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.env import ENGINES, AlfworldEnv, Opened
 from epo_trl.envs.alfworld.expert import AlfworldExpert, parse_kind
-from epo_trl.envs.alfworld.game_files import GAME_FILE, SPLIT_FOLDERS, FoundGames, Game, find_games, load_game
-from epo_trl.envs.alfworld.generator import SET_FILE, GeneratedGame, generate
+from epo_trl.envs.alfworld.game_files import GAME_FILE, SPLIT_FOLDERS, Game, find_games, load_game
+from epo_trl.envs.alfworld.generator import SET_FILE, generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.task_specs import Filters, task_specs
@@ -29,11 +29,6 @@ _CACHED_GAMES = 1024
 Engine = Annotated[str, OneOf(ENGINES)]
 Search = Annotated[str, OneOf(("random", "likely"))]
 _EVERY = 4  # one in four training games is counted
-
-
-@lru_cache(maxsize=_CACHED_GAMES)
-def _generated(split: str, index: int, seed: int, filters: Filters) -> GeneratedGame:
-    return generate(split, index, seed, filters)
 
 
 @lru_cache(maxsize=_CACHED_GAMES)
@@ -151,7 +146,7 @@ class GeneratedAlfworld(_AlfworldSuite):
         return *split_task_id(task_id, self.sizes), self.seed, self.filters
 
     def _game(self, task_id: str) -> tuple[Game, str]:
-        generated = _generated(*self._place(task_id))
+        generated = generate(*self._place(task_id))
         return generated.game, generated.spec.task_type
 
     def _scene(self, task_id: str) -> Scene:
@@ -172,9 +167,9 @@ class AlfworldData(_AlfworldSuite):
         expert_search: `"random"`, or `"likely"`: the expert first searches where the training games have such objects.
 
     Raises:
-        EpoTrlError: If a setting is invalid, or there is no such folder. `task_ids` reads every game of its split and
-            warns of folders without a game or its description. It raises if these are the majority, for a corrupt file,
-            and, with the fast engine, for a game that the engine does not support.
+        EpoTrlError: If a setting is invalid, or there is no such folder. `task_ids` reads every game of its split; it
+            warns of folders that lack a file, and raises for a corrupt file and, with the fast engine, if the engine
+            does not support the first game.
     """
 
     name = "alfworld"
@@ -197,14 +192,19 @@ class AlfworldData(_AlfworldSuite):
         self.check_split(split)
         if split not in self._ids:
             folder = self.root / SPLIT_FOLDERS[split]
-            found = find_games(folder, self._types)
-            if not found.games:
-                raise EnvError(f"{folder}: no playable games here ({found}). {_HOW_TO_GET}")
-            _report_missing(folder, found)
+            games, incomplete = find_games(folder, self._types)
+            if not games:
+                raise EnvError(f"{folder}: no playable games here. {_HOW_TO_GET}")
+            if incomplete:
+                warnings.warn(
+                    f"{folder}: {len(games)} games, but {len(incomplete)} folders lack a file, for example "
+                    f"{incomplete[0]}; numbers on this list are not comparable with those on the complete list. Run "
+                    "the download or `epo-trl games alfworld` again, or delete these folders if they never had a game.",
+                    stacklevel=2,
+                )
             if self.engine == "fast":
-                for path in found.games:
-                    _stored_scene(path)
-            self._ids[split] = [path.parent.relative_to(self.root).as_posix() for path in found.games]
+                _stored_scene(games[0])
+            self._ids[split] = [path.parent.relative_to(self.root).as_posix() for path in games]
         return list(self._ids[split])
 
     def _path(self, task_id: str) -> Path:
@@ -219,21 +219,6 @@ class AlfworldData(_AlfworldSuite):
 
     def _scene(self, task_id: str) -> Scene:
         return _stored_scene(self._path(task_id))
-
-
-def _report_missing(folder: Path, found: FoundGames) -> None:
-    """Warns of trial folders that lack a file, or raises `EnvError` if they outnumber the games."""
-    count = sum(map(len, found.missing.values()))
-    if not count:
-        return
-    text = (
-        f"{folder}: {found}. {count} folders are incomplete, for example {next(iter(found.missing.values()))[0]}; "
-        "numbers on this list are not comparable with those on the complete list. Complete it: run the download or "
-        "`epo-trl games alfworld` again, or delete these folders if they never had a game."
-    )
-    if count > len(found.games):
-        raise EnvError(text)
-    warnings.warn(text, stacklevel=3)
 
 
 _HOW_TO_GET = (
@@ -258,3 +243,42 @@ def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
         if any((folder / name).is_dir() for name in SPLIT_FOLDERS.values()):
             return folder
     raise EnvError(f"{base}: there is no folder json_2.1.1 with {', '.join(SPLIT_FOLDERS.values())}. {_HOW_TO_GET}")
+
+
+@dataclass
+class AlfworldArguments:
+    """The choice of ALFWorld games and engine."""
+
+    # Settings that a resumed run may change: they do not change what is learned.
+    MAY_CHANGE: ClassVar[frozenset[str]] = frozenset("alfworld_data n_iid n_ood".split())
+
+    games: Annotated[str, OneOf(("data", "generated"))] = option(
+        "data", "'data': the games in alfworld_data; 'generated': games made on the fly, no download."
+    )
+    alfworld_data: str | None = option(None, "Folder of the games; by default $ALFWORLD_DATA. For games='data'.")
+    engine: Engine = option("fast", "'fast' (built in) or 'textworld' (ALFWorld's own).")
+    task_types: list[str] | None = option(None, "Task types to include; all by default.")
+    expert_search: Search = option(
+        "random", "How the expert searches: 'random', or 'likely': first where training games have such objects."
+    )
+    n_train: CountOrZero = option(4000, "Number of generated training games.")
+    n_iid: CountOrZero = option(200, "Number of generated test games in the training rooms.")
+    n_ood: CountOrZero = option(200, "Number of generated test games in held-out rooms.")
+    games_seed: int = option(0, "Seed of the generated games.")
+    room_types: list[str] | None = option(None, "Rooms of generated games; all by default.")
+    max_receptacles: int | None = option(
+        None, "Maximum number of receptacles in a generated room; no limit by default."
+    )
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+    def make_suite(self) -> TaskSuite:
+        """Creates the task suite.
+
+        Raises:
+            EnvError: If a filter is invalid, or the games are missing.
+        """
+        if self.games == "data":
+            return copy_options(AlfworldData, self, path=self.alfworld_data)
+        return copy_options(GeneratedAlfworld, self, seed=self.games_seed)

@@ -67,47 +67,17 @@ def load_game(path: Path) -> Game:
         EnvError: If the file cannot be read or is not a game. The message names the path.
     """
     data = _read_json(path)
-    problem, domain, grammar = (data.get(key) for key in ("pddl_problem", "pddl_domain", "grammar"))
-    if not (isinstance(problem, str) and isinstance(domain, str) and isinstance(grammar, str)):
-        raise EnvError(f"{path}: 'pddl_problem', 'pddl_domain' or 'grammar' is missing. {_FIX}")
-    walkthrough = data.get("walkthrough") or []
-    if not (isinstance(walkthrough, list) and all(isinstance(action, str) for action in walkthrough)):
-        raise EnvError(f"{path}: 'walkthrough': expected a list of actions, got {walkthrough!r:.100}. {_FIX}")
-    return Game(str(path), problem, domain, grammar, walkthrough=tuple(walkthrough))
+    try:
+        texts = data["pddl_problem"], data["pddl_domain"], data["grammar"]
+    except KeyError as error:
+        raise EnvError(f"{path}: {error} is missing. {_FIX}") from error
+    return Game(str(path), *texts, walkthrough=tuple(data.get("walkthrough") or ()))
 
 
-@dataclass(frozen=True, slots=True)
-class FoundGames:
-    """The games of a folder.
+def find_games(folder: Path, task_types: tuple[str, ...]) -> tuple[list[Path], list[Path]]:
+    """Returns the playable game files below a folder, by `AlfredTWEnv`'s rules, and the trial folders that lack a file.
 
-    Args:
-        games: The playable game files, sorted.
-        left_out: Maps each reason to the trial folders left out for it: `BY_RULE`, `OTHER_TYPE`, `UNSOLVED`, and
-            `NO_GAME` and `NO_DESCRIPTION` for incomplete folders.
-    """
-
-    games: tuple[Path, ...]
-    left_out: dict[str, tuple[Path, ...]]
-
-    @property
-    def missing(self) -> dict[str, tuple[Path, ...]]:
-        """The part of `left_out` that is incomplete on disk."""
-        return {why: folders for why, folders in self.left_out.items() if why in (NO_GAME, NO_DESCRIPTION)}
-
-    def __str__(self) -> str:
-        counts = [f"{len(folders)} {why}" for why, folders in self.left_out.items()]
-        return f"{len(self.games)} games; left out: {', '.join(counts) or 'none'}"
-
-
-BY_RULE = "with movable receptacles or sliced objects"
-OTHER_TYPE = "of other task types"
-UNSOLVED = "not marked as solvable"
-NO_GAME = f"without {GAME_FILE}"
-NO_DESCRIPTION = f"without {DESCRIPTION_FILE}"
-
-
-def find_games(folder: Path, task_types: tuple[str, ...]) -> FoundGames:
-    """Finds the playable games below a folder, by `AlfredTWEnv`'s rules, and the folders left out.
+    Games with movable receptacles or sliced objects, of other types, or not marked as solvable are left out.
 
     Args:
         folder: For example `.../json_2.1.1/train`, or any folder above or below it.
@@ -117,34 +87,17 @@ def find_games(folder: Path, task_types: tuple[str, ...]) -> FoundGames:
         EnvError: If a file is corrupt.
     """
     games: list[Path] = []
-    left_out: dict[str, list[Path]] = {}
+    incomplete: list[Path] = []
     folder = folder.absolute()  # not resolved: it may be a link to another disk, and ids are relative to the link
-    files = [*folder.rglob(DESCRIPTION_FILE), *folder.rglob(GAME_FILE)]
-    for trial in sorted({path.parent for path in files}):
-        if trial.name.startswith("."):  # left behind by a killed `write_games`
+    for trial in sorted({path.parent for name in (DESCRIPTION_FILE, GAME_FILE) for path in folder.rglob(name)}):
+        task, file = trial.parent.name, trial / GAME_FILE
+        if "movable" in task or "Sliced" in task or task.partition("-")[0] not in task_types:
             continue
-        why = _why_left_out(trial, task_types)
-        if why:
-            left_out.setdefault(why, []).append(trial)
-        else:
-            games.append(trial / GAME_FILE)
-    return FoundGames(tuple(games), {why: tuple(folders) for why, folders in sorted(left_out.items())})
-
-
-def _why_left_out(trial: Path, task_types: tuple[str, ...]) -> str:
-    """Returns the reason to leave out a trial folder, or `""`."""
-    name = f"{trial.parent.name}/{trial.name}"
-    if "movable" in name or "Sliced" in name:
-        return BY_RULE
-    described = (trial / DESCRIPTION_FILE).is_file()
-    task_type = _read_json(trial / DESCRIPTION_FILE).get("task_type") if described else name.partition("-")[0]
-    if task_type not in task_types:
-        return OTHER_TYPE
-    if not (trial / GAME_FILE).is_file():
-        return NO_GAME
-    if not described:
-        return NO_DESCRIPTION
-    return "" if _read_json(trial / GAME_FILE).get("solvable") else UNSOLVED
+        if not (file.is_file() and (trial / DESCRIPTION_FILE).is_file()):
+            incomplete.append(trial)
+        elif _read_json(file).get("solvable"):
+            games.append(file)
+    return games, incomplete
 
 
 def _read_json(path: Path) -> dict:

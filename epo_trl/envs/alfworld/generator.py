@@ -9,9 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
-import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -167,7 +164,6 @@ def write_games(
 ) -> int:
     """Writes games in ALFWorld's folder layout and returns their number.
 
-    Each game is written to a temporary folder and then renamed, so an interrupted call leaves no partial game behind.
     Existing games are kept: repeating the call completes an interrupted one.
 
     Args:
@@ -179,27 +175,28 @@ def write_games(
         filters: Filter of the games.
 
     Raises:
-        EnvError: If the filter leaves no game, or the folder cannot be written.
+        EnvError: If the filter leaves no game, or the folder holds other games.
     """
     from tqdm import tqdm
 
     chosen = filters or Filters()
-    numbers = (("train", n_train), ("iid", n_iid), ("ood", n_ood))
-    _keep_apart(Path(out), {"seed": seed, **asdict(chosen)}, {SPLIT_FOLDERS[split]: n for split, n in numbers})
-    root = Path(out) / "json_2.1.1"
-    todo = [(split, i) for split, n in numbers for i in range(n)]
+    numbers = {"train": n_train, "iid": n_iid, "ood": n_ood}
+    _keep_apart(Path(out), {"seed": seed, **asdict(chosen)}, {SPLIT_FOLDERS[split]: n for split, n in numbers.items()})
+    todo = [(split, i) for split, n in numbers.items() for i in range(n)]
     for split, index in tqdm(todo, desc="ALFWorld games", unit="game"):
         generated = generate(split, index, seed, chosen)
-        folder = root / SPLIT_FOLDERS[split] / generated.folder
-        if not (folder / GAME_FILE).is_file():
-            try:
-                _write_one(folder, generated)
-            except OSError as error:
-                raise EnvError(f"{folder}: cannot be written ({error}); choose another folder") from error
+        folder = Path(out) / "json_2.1.1" / SPLIT_FOLDERS[split] / generated.folder
+        if (folder / GAME_FILE).is_file():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        solved = replace(generated.game, walkthrough=tuple(scripted_plan(Scene.of(generated.game))))
+        (folder / DESCRIPTION_FILE).write_text(json.dumps(generated.trajectory(), indent=1))
+        (folder / "initial_state.pddl").write_text(solved.problem)
+        _write_whole(folder / GAME_FILE, solved.as_json())  # the last one: with it the game is complete
     return len(todo)
 
 
-def _keep_apart(out: Path, made_from: Mapping[str, Any], counts: Mapping[str, int]) -> None:
+def _keep_apart(out: Path, made_from: dict[str, Any], counts: dict[str, int]) -> None:
     """Refuses a folder with games of other arguments, which would mix train and test lists. Games may be added.
 
     Args:
@@ -207,39 +204,24 @@ def _keep_apart(out: Path, made_from: Mapping[str, Any], counts: Mapping[str, in
         made_from: Arguments that determine each game.
         counts: Number of games of each list.
     """
-    file = out / SET_FILE
-    if not file.is_file() and any((out / "json_2.1.1").glob("*/*")):
-        raise EnvError(f"out: expected a folder without other games, got {out} with json_2.1.1; choose another folder")
-    now = {"from": json.loads(json.dumps(made_from)), "games": dict(counts)}
-    try:
-        there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else now
-        same = there["from"] == now["from"] and all(counts[name] >= count for name, count in there["games"].items())
-        if same:  # the file is complete or absent, also after a kill
-            out.mkdir(parents=True, exist_ok=True)
-            partial = file.with_suffix(".partial")
-            partial.write_text(json.dumps(now), encoding="utf-8")
-            partial.replace(file)
-    except OSError as error:
-        raise EnvError(f"{file}: cannot be written ({error}); choose another folder") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise EnvError(f"{file}: cannot be read as arguments of games ({error}); choose another folder") from error
-    if not same:
+    file, text = out / SET_FILE, json.dumps({"from": made_from, "games": counts})
+    there, now = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None, json.loads(text)
+    if there is None:
+        is_free = not any((out / "json_2.1.1").glob("*/*"))
+    else:
+        fewer = [name for name, count in there["games"].items() if counts[name] < count]
+        is_free = there["from"] == now["from"] and not fewer
+    if not is_free:
         raise EnvError(
-            f"out: {out} holds games made with {json.dumps(there)}, not with {json.dumps(now)}; choose another folder, "
-            "or use the same settings with at least as many games"
+            f"out: expected a folder without other games, got {out} with those made from {json.dumps(there)}, not "
+            f"{text}; choose another folder, or use the same settings with at least as many games"
         )
+    out.mkdir(parents=True, exist_ok=True)
+    _write_whole(file, text)
 
 
-def _write_one(folder: Path, generated: GeneratedGame) -> None:
-    game = generated.game
-    solved = replace(game, walkthrough=tuple(scripted_plan(Scene.of(game))))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
-    try:
-        scratch.chmod(0o755)
-        (scratch / DESCRIPTION_FILE).write_text(json.dumps(generated.trajectory(), indent=1))
-        (scratch / "initial_state.pddl").write_text(game.problem)
-        (scratch / GAME_FILE).write_text(solved.as_json())
-        scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _write_whole(file: Path, text: str) -> None:
+    """Writes a file that is complete or absent, also after a kill."""
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)

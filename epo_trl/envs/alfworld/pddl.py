@@ -6,10 +6,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
-from epo_trl.envs.alfworld.object_states import BY_STATE
+from epo_trl.envs.alfworld.object_states import BY_TASK_TYPE
+from epo_trl.envs.alfworld.rooms import alfred
 from epo_trl.envs.base import EnvError
-from epo_trl.errors import InputError
 
 FactTable = dict[str, list[tuple[str, ...]]]
 
@@ -110,105 +111,32 @@ def _parse_class(identifier: str) -> str:
 
 
 def read_goal(problem: str, source: str) -> Goal:
-    """Parses the goal of a game of one of the six task types.
+    """Parses the goal of a game, which is one of ALFRED's six.
 
     Raises:
         EnvError: If the goal has any other form.
     """
-    text = without_comments(problem).lower()
-    start = text.rfind("(:goal")
-    if start < 0:
-        raise EnvError(f"{source}: the PDDL problem has no '(:goal'; the file is corrupt")
-    try:
-        literals, variables = _flatten(_parse(text[start:])[1])
-        return _match(literals, variables)
-    except (ValueError, IndexError, KeyError) as error:
-        goal = " ".join(text[start:].split())
-        raise EnvError(
-            f"{source}: the fast engine does not support the goal {goal!r} ({error}); play this game with "
-            "engine='textworld'"
-        ) from error
+    text = " ".join(without_comments(problem).lower().split())
+    goal = text[text.rfind("(:goal") :]
+    for task_type, pattern in _goal_patterns().items():
+        if match := pattern.fullmatch(goal):
+            kinds, treatment = match.groupdict(), BY_TASK_TYPE.get(task_type)
+            target = kinds.get("recep") or kinds["toggle"]
+            count = 2 if task_type == "pick_two_obj_and_place" else 1
+            return Goal(task_type, kinds["obj"], target, treatment.state if treatment else "", count)
+    raise EnvError(
+        f"{source}: the fast engine does not support the goal {goal!r}; play this game with engine='textworld'"
+    )
 
 
-def _parse(text: str) -> list:
-    """Parses the first s-expression of a text into nested lists."""
-    stack: list[list] = [[]]
-    for token in re.findall(r"[()]|[^\s()]+", text):
-        if token == "(":
-            stack.append([])
-        elif token == ")":
-            done = stack.pop()
-            stack[-1].append(done)
-            if len(stack) == 1:
-                return done
-        else:
-            stack[-1].append(token)
-    raise InputError("unbalanced brackets")
-
-
-def _flatten(node: list) -> tuple[list[tuple[str, ...]], dict[str, str]]:
-    """Returns the literals of a conjunction under `exists`, and the type of each variable."""
-    literals: list[tuple[str, ...]] = []
-    variables: dict[str, str] = {}
-    todo = [node]
-    while todo:
-        head, *rest = todo.pop()
-        if head == "and":
-            todo += rest
-        elif head == "exists":
-            declared = [token for token in rest[0] if token not in ("-", "#")]
-            variables.update(zip(declared[::2], declared[1::2], strict=True))
-            todo.append(rest[1])
-        elif head == "not" and rest[0][0] == "=":
-            literals.append(("differ", *rest[0][1:]))
-        elif head in KNOWN_FACTS or head == "holds":
-            literals.append((head, *rest))
-        else:
-            raise InputError(f"unexpected {head!r}")
-    return literals, variables
-
-
-_TREATED = {f"is{state}": treatment for state, treatment in BY_STATE.items()}
-Shape = Counter[tuple[str, ...]]
-_LOOK: Shape = Counter(
-    [
-        ("toggleable", "lamp"),
-        ("istoggled", "lamp"),
-        ("receptacleatlocation", "receptacle", "location"),
-        ("atlocation", "agent", "location"),
-        ("inreceptacle", "lamp", "receptacle"),
-        ("holds", "agent", "object"),
-    ]
-)
-_PUT: Shape = Counter([("inreceptacle", "object", "receptacle")])
-_TWO: Shape = Counter({("inreceptacle", "object", "receptacle"): 2, ("differ", "object", "object"): 1})
-
-
-def _match(literals: list[tuple[str, ...]], variables: dict[str, str]) -> Goal:
-    """Finds the goal with exactly these literals, after variables are renamed to their roles."""
-    roles = variables | {literal[1]: "lamp" for literal in literals if literal[0] == "toggleable"}
-    rest = [literal for literal in literals if not literal[0].endswith("type")]
-    shape: Shape = Counter((name, *(roles[argument] for argument in arguments)) for name, *arguments in rest)
-    uses = Counter(roles.values())
-    object_type = _find_common_type("object", literals, roles)
-    if shape == _LOOK and uses["lamp"] == uses["object"] == uses["receptacle"] == uses["location"] == 1:
-        return Goal("look_at_obj_in_light", object_type, _find_common_type("lamp", literals, roles))
-    target_type = _find_common_type("receptacle", literals, roles)
-    if shape == _TWO and uses["object"] == 2 and uses["receptacle"] == 1:
-        return Goal("pick_two_obj_and_place", object_type, target_type, count=2)
-    wanted = next((_TREATED[name] for name, *_ in rest if name in _TREATED), None)
-    expected = _PUT + Counter([(wanted.ability.lower(), "object"), (f"is{wanted.state}", "object")] if wanted else [])
-    if shape != expected or uses["object"] != 1 or uses["receptacle"] != 1:
-        raise InputError("not one of the six task types")
-    if wanted is None:
-        return Goal("pick_and_place_simple", object_type, target_type)
-    return Goal(wanted.task_type, object_type, target_type, state=wanted.state)
-
-
-def _find_common_type(role: str, literals: list[tuple[str, ...]], roles: dict[str, str]) -> str:
-    """Returns the common type of all variables of a role."""
-    types = {literal[1]: literal[2].removesuffix("type") for literal in literals if literal[0].endswith("type")}
-    found = {types.get(variable, "") for variable in roles if roles[variable] == role}
-    if len(found) != 1 or "" in found:
-        raise InputError(f"the {role} of the goal has several types")
-    return found.pop()
+@cache
+def _goal_patterns() -> dict[str, re.Pattern[str]]:
+    """Returns a pattern of each task type's goal, with the kinds of object, receptacle and lamp as groups."""
+    patterns = {}
+    for task_type, goal in alfred().goals.items():
+        text = re.escape(" ".join(goal.pddl.replace("#", "-").lower().split()))
+        for role in ("obj", "recep", "toggle"):
+            name = re.escape(f"{{{role}}}")
+            text = text.replace(name, rf"(?P<{role}>\w+)", 1).replace(name, f"(?P={role})")
+        patterns[task_type] = re.compile(text)
+    return patterns

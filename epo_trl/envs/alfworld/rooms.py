@@ -91,12 +91,9 @@ class Alfred:
 def alfred() -> Alfred:
     """Loads the tables."""
     raw = json.loads((DATA / "alfred.json").read_text(encoding="utf-8"))
+    kinds = ("furniture", "objects", "portable", "openable", "movable_receptacles")
     return Alfred(
-        furniture=frozenset(raw["furniture"]),
-        objects=frozenset(raw["objects"]),
-        portable=frozenset(raw["portable"]),
-        openable=frozenset(raw["openable"]),
-        movable_receptacles=frozenset(raw["movable_receptacles"]),
+        **{name: frozenset(raw[name]) for name in kinds},
         may_hold={name: frozenset(kinds) for name, kinds in raw["may_hold"].items()},
         able={name: frozenset(kinds) for name, kinds in raw["able"].items()},
         max_count=raw["max_count"],

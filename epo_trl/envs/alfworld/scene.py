@@ -89,7 +89,7 @@ class Scene:
         return cls(
             task=task,
             goal=read_goal(game.problem, game.source),
-            receptacles=_locations(shown, game.source),
+            receptacles=dict(shown.pairs("receptacleatlocation")),
             receptacle_type=kinds,
             object_type=shown.types("objecttype"),
             holdable=_holdable(facts),
@@ -97,7 +97,7 @@ class Scene:
             inside=shown.grouped("inreceptacleobject"),
             rank=rank,
             help_text=help_text,
-            start=_start(shown, game.source),
+            start=_start(shown),
         )
 
     def travel(self, location: str) -> tuple[dict[str, str], list[str]]:
@@ -139,15 +139,6 @@ class _Shown:
         return {second: tuple(firsts) for second, firsts in groups.items()}
 
 
-def _locations(shown: _Shown, source: str) -> dict[str, str]:
-    pairs = shown.pairs("receptacleatlocation")
-    places = dict(pairs)
-    if len(places) != len(pairs):
-        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
-        raise EnvError(f"{source}: {twice!r} is at two locations, which the fast engine does not support")
-    return places
-
-
 def _holdable(facts: FactTable) -> dict[str, Names]:
     groups = defaultdict(set)
     for receptacle, thing in facts.get("cancontain", ()):
@@ -155,15 +146,13 @@ def _holdable(facts: FactTable) -> dict[str, Names]:
     return {receptacle: frozenset(things) for receptacle, things in groups.items()}
 
 
-def _start(shown: _Shown, source: str) -> Start:
-    agent = shown.pairs("atlocation")
-    if len(agent) != 1:
-        raise EnvError(f"{source}: expected exactly one fact 'atLocation', got {len(agent)}")
+def _start(shown: _Shown) -> Start:
+    ((_, agent_at),) = shown.pairs("atlocation")
     seen_from: dict[str, set[str]] = defaultdict(set)
     for thing, location in shown.pairs("objectatlocation"):
         seen_from[thing].add(location)
     return Start(
-        location=agent[0][1],
+        location=agent_at,
         opened=shown.having("opened"),
         contents=shown.grouped("inreceptacle"),
         seen_from={thing: frozenset(locations) for thing, locations in seen_from.items()},

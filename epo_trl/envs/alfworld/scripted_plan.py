@@ -8,44 +8,28 @@ from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.base import EnvError
 
 
-class _Planner:
-    """Plays a game with full knowledge and records its actions."""
-
-    def __init__(self, scene: Scene) -> None:
-        self.scene, self.state = scene, State(scene)
-        self.actions: list[str] = []
-
-    def do(self, action: str) -> None:
-        if action not in self.state.admissible:
-            raise EnvError(f"the scripted plan for {self.scene.task!r} needs {action!r}, which is not admissible")
-        self.state.step(action)
-        self.actions.append(action)
-
-    def go(self, receptacle: str) -> None:
-        if self.state.location != self.scene.receptacles[receptacle]:
-            self.do(f"go to {receptacle}")
-
-    def reach_into(self, receptacle: str) -> None:
-        self.go(receptacle)
-        if f"open {receptacle}" in self.state.admissible:
-            self.do(f"open {receptacle}")
-
-    def take(self, thing: str, receptacle: str) -> None:
-        self.reach_into(receptacle)
-        self.do(f"take {thing} from {receptacle}")
-
-    def put(self, thing: str, receptacle: str) -> None:
-        self.reach_into(receptacle)
-        self.do(f"move {thing} to {receptacle}")
-
-
 def scripted_plan(scene: Scene) -> list[str]:
-    """Returns actions that win a game.
+    """Returns actions that win a game, found with full knowledge of it.
 
     Raises:
-        EnvError: If the plan does not win.
+        EnvError: If they do not win.
     """
-    planner, goal = _Planner(scene), scene.goal
+    state, goal = State(scene), scene.goal
+    actions: list[str] = []
+
+    def do(action: str) -> None:
+        state.step(action)
+        actions.append(action)
+
+    def go(receptacle: str) -> None:
+        if state.location != scene.receptacles[receptacle]:
+            do(f"go to {receptacle}")
+
+    def reach_into(receptacle: str) -> None:
+        go(receptacle)
+        if f"open {receptacle}" in state.admissible:
+            do(f"open {receptacle}")
+
     sources = {
         thing: receptacle
         for receptacle, things in scene.start.contents.items()
@@ -55,30 +39,28 @@ def scripted_plan(scene: Scene) -> list[str]:
     closed = scene.having["openable"]
     wanted = [t for t in sources if scene.object_type.get(t) == goal.object_type and t in scene.having["pickupable"]]
     wanted.sort(key=lambda thing: (sources[thing] in closed, scene.rank[thing]))
-    if goal.task_type == "look_at_obj_in_light":
-        lamps = [t for t in sources if scene.object_type.get(t) == goal.target_type]
-        for thing, lamp in zip(wanted[:1], lamps[:1], strict=False):
-            planner.take(thing, sources[thing])
-            planner.go(sources[lamp])
-            planner.do(f"use {lamp}")
-    else:
-        targets = _of_type(scene, goal.target_type)
-        for thing in wanted[: goal.count]:
-            planner.take(thing, sources[thing])
-            if goal.state:
-                treatment = BY_STATE[goal.state]
-                tool = _of_type(scene, treatment.tool.lower())[0]
-                planner.go(tool)
-                planner.do(f"{treatment.verb} {thing} with {tool}")
-            planner.put(thing, targets[0])
-    if not planner.state.won:
-        raise EnvError(f"the scripted plan for {scene.task!r} does not win: {planner.actions}")
-    return planner.actions
+    for thing in wanted[: goal.count]:
+        reach_into(sources[thing])
+        do(f"take {thing} from {sources[thing]}")
+        if goal.task_type == "look_at_obj_in_light":
+            lamp = next(t for t in sources if scene.object_type.get(t) == goal.target_type)
+            go(sources[lamp])
+            do(f"use {lamp}")
+            continue
+        if goal.state:
+            treatment = BY_STATE[goal.state]
+            tool = _of_type(scene, treatment.tool.lower())
+            go(tool)
+            do(f"{treatment.verb} {thing} with {tool}")
+        target = _of_type(scene, goal.target_type)
+        reach_into(target)
+        do(f"move {thing} to {target}")
+    if not state.won:
+        raise EnvError(f"the scripted plan for {scene.task!r} does not win: {actions}")
+    return actions
 
 
-def _of_type(scene: Scene, receptacle_type: str) -> list[str]:
-    """Returns the receptacles of a type, with those that are always open first."""
-    found = [r for r in scene.receptacles if scene.receptacle_type.get(r) == receptacle_type]
-    if not found:
-        raise EnvError(f"the room of {scene.task!r} has no {receptacle_type}")
-    return sorted(found, key=lambda receptacle: receptacle in scene.having["openable"])
+def _of_type(scene: Scene, receptacle_type: str) -> str:
+    """Returns a receptacle of a type, preferably one that is always open."""
+    found = (r for r in scene.receptacles if scene.receptacle_type.get(r) == receptacle_type)
+    return min(found, key=lambda receptacle: receptacle in scene.having["openable"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -80,14 +80,10 @@ class Filters:
     def __post_init__(self) -> None:
         for field, known in (("task_types", TASK_TYPES), ("room_types", ROOM_TYPES)):
             value = getattr(self, field)
-            if value is None:
-                continue
-            if isinstance(value, str) or not isinstance(value, Iterable):
-                raise EnvError(f"{field}: expected a list of names from {', '.join(known)}, got {value!r}")
-            object.__setattr__(self, field, tuple(value))
-            unknown = [name for name in value if name not in known]
-            if unknown or not value:
-                raise EnvError(f"{field}: expected names from {', '.join(known)}, got {unknown or 'an empty list'}")
+            if value is not None:
+                object.__setattr__(self, field, tuple(value))
+                if not value or not set(value) <= set(known):
+                    raise EnvError(f"{field}: expected names from {', '.join(known)}, got {value}")
         if self.max_receptacles is not None and self.max_receptacles < 2:
             raise EnvError(f"max_receptacles: expected an integer >= 2, got {self.max_receptacles}")
 
