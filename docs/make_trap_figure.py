@@ -13,8 +13,8 @@ from matplotlib.patches import Patch
 
 from epo_trl.lab.plots import average_seeds, running_mean
 from epo_trl.lab.study.config import load_study
-from epo_trl.lab.study.outcomes import SUCCESS, judge, select_arm
-from epo_trl.lab.study.record import Record, read_record
+from epo_trl.lab.study.outcomes import judge, select_arm
+from epo_trl.lab.study.record import RECORDS, SUCCESS, Record, read_records
 
 ROOT = Path(__file__).parent.parent
 ARMS = {
@@ -32,7 +32,7 @@ LARGE, SMALL = 15, 13  # points: 10 and 9 pixels where a phone shows the picture
 def draw() -> Figure:
     """Returns two panels from the records: success over training, and what became of each seed."""
     study = load_study(ROOT / "studies" / "trap.yaml")
-    records = [read_record(path) for path in sorted((ROOT / "results" / "trap" / "runs").glob("*.json"))]
+    records = [*read_records(ROOT / "results" / "trap" / RECORDS).values()]
     figure = Figure(figsize=(7.2, 6.1), layout="constrained")
     curves, bars = figure.subplots(2, 1, height_ratios=[1, 1.15])
     _draw_curves(curves, records, study.smooth)
@@ -80,9 +80,8 @@ def _draw_bars(bars: Axes, outcomes: pd.DataFrame) -> None:
 
 
 def _smooth(record: Record, window: int) -> tuple[np.ndarray, np.ndarray]:
-    steps = np.array(record.curves["rl_step"], dtype=float)
-    values = 100.0 * np.array(record.curves[SUCCESS], dtype=float)
-    return steps[window - 1 :], running_mean(values, window)
+    values = 100.0 * record.curve(SUCCESS)
+    return values.index.to_numpy()[window - 1 :], running_mean(values.to_numpy(), window)
 
 
 if __name__ == "__main__":

@@ -194,8 +194,7 @@ def test_a_wheel_has_configs_and_data_and_its_commands_find_them(tmp_path):
     )
 
     script = (
-        "from pathlib import Path; from epo_trl.lab.study.config import load_study\n"
-        "from epo_trl.lab.study.run_plan import plan\n"
+        "from pathlib import Path; from epo_trl.lab.study.config import load_study, plan\n"
         "study = load_study('smoke'); runs = plan(study, Path('runs'))\n"
         "print(study.path.is_relative_to(Path('site').resolve()), runs[0].identity['recipe'], runs[0].recipe.is_file())"
     )

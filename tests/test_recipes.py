@@ -22,8 +22,7 @@ from epo_trl.envs.registry import environment_arguments
 from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
-from epo_trl.lab.study.config import load_study
-from epo_trl.lab.study.run_plan import plan
+from epo_trl.lab.study.config import load_study, plan
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
 ROOT = Path(__file__).parents[1]

@@ -43,8 +43,15 @@ def starts(folder="runs/mine"):
     return {path.parent.name: len(path.read_text()) for path in sorted(Path(folder).glob("*/starts.txt"))}
 
 
-def kept(name="good-seed1"):
-    return Path(f"results/mine/runs/{name}.json")
+RECORDS = Path("results/mine/records.json")
+
+
+def kept():
+    return json.loads(RECORDS.read_text())
+
+
+def forget(name):
+    RECORDS.write_text(json.dumps({run: record for run, record in kept().items() if run != name}))
 
 
 ALL = {"good-seed1": 1, "good-seed2": 1, "bad-one-seed1": 1, "bad-one-seed2": 1, "warm-start-seed1": 1,
@@ -62,29 +69,21 @@ def test_every_run_is_made_once_and_the_report_says_what_came_out(study, capsys)
     assert "| bad\\|one | 2 | -60.0 (-60.0 to -60.0) | 2 | 0 / 0 / 2 / 0 | 0.333 |" in report
     assert "| good | 91.0 **solved** | 92.0 **solved** |" in report and "Missing" not in report
     assert study() == 0 and starts() == ALL  # nothing is run again
-    out, _ = capsys.readouterr()
-    advice = "use another --runs-dir and --results-dir to repeat them"
-    assert out.startswith(f"nothing to run: results/mine has all results; {advice}\n")
+    assert "nothing to run: results/mine has all results" in capsys.readouterr().err
+    record = kept()["good-seed1"]
+    assert record["curves"] == {"env/success_rate": [0.31, 0.91, 0.91], "entropy/all_tokens": [1, 1, 1]}
+    assert record["identity"]["fields"] == {"max_steps": 3, "success": [0.3, 0.9, 0.9]} and record["seconds"] >= 0
     assert Path("results/mine/report.md").read_text() == report
-
-
-def test_a_place_where_no_results_can_be_is_refused_before_anything_is_run(study, capsys):
-    Path("file").touch()
-    assert study("--results-dir", "file/results") == 1 and not Path("runs").exists()
-    error = (
-        "--results-dir: expected a folder that can be created, got file/results (Not a directory); use another folder"
-    )
-    assert capsys.readouterr().err == f"epo-trl: error: {error}\n"
 
 
 def test_the_results_alone_give_the_same_report(study, tmp_path):
     assert study() == 0
-    before = {path.name: path.read_bytes() for path in Path("results/mine").iterdir() if path.is_file()}
+    before = {path.name: path.read_bytes() for path in Path("results/mine").iterdir()}
     (tmp_path / "runs").rename(tmp_path / "gone")
-    for name in before:
+    for name in before.keys() - {RECORDS.name}:
         (tmp_path / "results" / "mine" / name).unlink()
     assert study("--report-only") == 0
-    assert {path.name: path.read_bytes() for path in Path("results/mine").iterdir() if path.is_file()} == before
+    assert {path.name: path.read_bytes() for path in Path("results/mine").iterdir()} == before
     assert not Path("runs").exists()
     assert study() == 0 and not starts()
     assert study("--results-dir", "anew", "--arms", "good") == 0 and set(starts()) == {
@@ -101,24 +100,24 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(study, capsys):
     assert "- broken: seeds 1 2\n" in report and "| good | 2 | 91.5" in report
     assert study(arms={**ARMS, "broken": {"success": [0.5] * 3}}) == 0
     assert starts() == {**ALL, "broken-seed1": 2, "broken-seed2": 2}
-
-
-def test_a_warm_start_that_fails_takes_its_runs_with_it(study, capsys):
-    part = {"recipe": str(RECIPE), "config": "base.yaml"}
-    assert study(warm_start={**part, "fails": "no luck"}) == 1
+    warm = {"recipe": str(RECIPE), "config": "base.yaml", "fails": "no luck"}
+    assert study("--runs-dir", "runs/other", "--results-dir", "other", warm_start=warm) == 1
     assert "failed: good-seed1: warm-start-seed1 has failed" in capsys.readouterr().err
-    assert set(starts()) == {"warm-start-seed1", "warm-start-seed2"}
+    assert set(starts("runs/other")) == {"warm-start-seed1", "warm-start-seed2"}
 
 
-def test_other_settings_are_refused_and_new_arms_and_words_are_not(study, capsys):
+def test_other_settings_are_refused_before_anything_runs_and_new_arms_and_words_are_not(study, capsys):
     assert study() == 0
-    assert study(arms={**ARMS, "good": {"success": [0.3, 0.9, 0.8]}}) == 1
+    other = {"success": [0.3, 0.9, 0.8]}
+    assert study("--arms", "new", arms={**ARMS, "good": other, "new": other}) == 1
     err = capsys.readouterr().err
-    assert "good-seed1.json is the record of a run with other settings" in err
+    assert "records.json has the record of good-seed1 with other settings" in err
     assert "(success: [0.3, 0.9, 0.9] there, [0.3, 0.9, 0.8] now)" in err
-    assert "delete it and the folder runs/mine/good-seed1" in err
-    assert study(arms={**ARMS, "new": {"success": [0.5] * 3}}, question="Why?", window=1, baseline="new") == 0
+    assert "delete that entry and the folder runs/mine/good-seed1" in err and starts() == ALL
+    arms = {"GOOD": ARMS["good"], "bad|one": ARMS["bad|one"], "new": {"success": [0.5] * 3}}
+    assert study(arms=arms, question="Why?", window=1, baseline="new") == 0
     assert starts() == {**ALL, "new-seed1": 1, "new-seed2": 1}
+    assert "| GOOD | 2 |" in Path("results/mine/report.md").read_text()
 
 
 def test_a_run_is_not_continued_with_other_settings_unless_they_say_so(study, capsys):
@@ -126,35 +125,16 @@ def test_a_run_is_not_continued_with_other_settings_unless_they_say_so(study, ca
     arm = {"success": [0.3, 0.9, 0.9]}
     one = {"seeds": [1], "warm_start": None}
     assert study(arms={"good": arm}, **one) == 0
-    kept().unlink()
+    forget("good-seed1")
     assert study(arms={"good": {**arm, "entropy": 2.0}}, **one) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        "epo-trl: error: runs/mine/good-seed1 was begun with other settings (entropy: nothing there, 2.0 now); restore "
-        "them, set resume_with_changes: true for its arm, delete the folder, or use another --runs-dir and "
-        "--results-dir"
-    )
+    error = "runs/mine/good-seed1 was begun with other settings (entropy: nothing there, 2.0 now); restore them, "
+    assert error in capsys.readouterr().err
     other = shutil.copy(RECIPE, "other.py")
     assert study(arms={"good": {**arm, "recipe": other}}, **one) == 1
     assert f"(recipe: {str(RECIPE)!r} there, 'other.py' now)" in capsys.readouterr().err
-    assert not kept().exists() and starts() == {"good-seed1": 1}
+    assert not kept() and starts() == {"good-seed1": 1}
     assert study(arms={"good": {**arm, "entropy": 2.0, "resume_with_changes": True}}, **one) == 0
-    assert kept().exists() and starts() == {"good-seed1": 2}
-
-
-def test_an_arm_may_be_renamed_in_capitals_and_a_number_be_written_otherwise(study, capsys):
-    assert study(arms={"good": {"success": [0.0] * 3}, "other": {"success": [0.5] * 3}}, seeds=[1]) == 0
-    before = starts()
-    assert study(arms={"GOOD": {"success": [0] * 3}, "other": {"success": [0.5] * 3}}, seeds=[1]) == 0
-    assert starts() == before and "nothing to run" in capsys.readouterr().out
-    report = Path("results/mine/report.md").read_text()
-    assert "| GOOD | 1 | 1.0 |" in report and "Missing" not in report
-
-
-def test_an_arm_that_the_report_will_refuse_is_said_before_others_are_run(study, capsys):
-    assert study("--arms", "good", seeds=[1]) == 0
-    assert study("--arms", "bad|one", seeds=[1], arms={**ARMS, "good": {"success": [0.1] * 3}}) == 1
-    assert "good-seed1.json is the record of a run with other settings" in capsys.readouterr().err
-    assert "bad-one-seed1" not in starts()
+    assert "good-seed1" in kept() and starts() == {"good-seed1": 2}
 
 
 def test_what_is_wrong_in_one_folder_stops_no_other_run(study, capsys):
@@ -192,25 +172,6 @@ def test_each_config_is_checked_with_the_modules_beside_it(study):
         Path(name, "config.yaml").write_text(f"entropy: {entropy}\nsuccess: [0.5]\n")
     arms = {name: {"recipe": "recipe.py", "config": f"{name}/config.yaml"} for name in "ab"}
     assert study(arms=arms, seeds=[1], warm_start=None) == 0
-
-
-def test_the_seconds_of_an_attempt_count_although_the_study_was_killed(study, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    def kill(*args, **kwargs):
-        raise Killed
-
-    one = {"seeds": [1], "warm_start": None, "arms": {"good": ARMS["good"]}}
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(runner.subprocess, "Popen", kill)
-        patch.setattr(runner.Runner, "_check_configs", lambda *_: None)  # with programs too
-        study(**one)
-    state, log = (Path("runs/mine/good-seed1", name) for name in (runner.STATE, runner.LOG))
-    begun = json.loads(state.read_text())
-    os.utime(log, (begun["since"] + 1000,) * 2)
-    assert study(**one) == 0 and 1000 <= json.loads(kept().read_text())["seconds"] < 2000
-    assert "since" not in json.loads(state.read_text())
 
 
 def test_some_arms_and_seeds_only(study, capsys):
@@ -290,17 +251,5 @@ def test_after_an_interrupt_no_run_is_left_and_the_same_command_ends_with_the_sa
     assert kills == most and ended
     for name in ("report.md", "curves.png"):
         assert Path("results/mine", name).read_bytes() == Path("straight/results", name).read_bytes()
-    assert {json.loads(path.read_text())["digest"] for path in Path("results/mine/runs").iterdir()} == {
-        json.loads(path.read_text())["digest"] for path in Path("straight/results/runs").iterdir()
-    }
-
-
-def test_what_is_kept_is_small_and_has_no_times_but_its_own(study):
-    assert study() == 0
-    content = json.loads(kept().read_text())
-    assert content["curves"] == {"rl_step": [1, 2, 3], "entropy/all_tokens": [1, 1, 1],
-                                 "env/success_rate": [0.31, 0.91, 0.91]}  # fmt: skip
-    assert content["thinned"] == {"rl_step": [1, 2, 3]} and content["seconds"] >= 0
-    assert content["identity"]["fields"] == {"max_steps": 3, "success": [0.3, 0.9, 0.9]}
-    kept().write_text("{}")
-    assert study() == 1  # it is said, not overwritten
+    others = json.loads(Path("straight/results/records.json").read_text())
+    assert [one["identity"] for one in kept().values()] == [one["identity"] for one in others.values()]

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from epo_trl.cli.base import at_least, fail, make_parser, say
 from epo_trl.errors import one_line
@@ -17,42 +16,33 @@ def main(argv: Sequence[str]) -> int:
     """Runs the study, writes the report, and returns the exit code: 0, or 1 if a run has failed."""
     args = _parser().parse_args(argv)
     try:
-        import epo_trl.lab.study.study_report  # noqa: F401 - all that needs scipy
-    except ImportError as error:
+        from epo_trl.lab.study.study_report import write_report
+    except ImportError as error:  # scipy
         return fail(f"{error}; pip install 'epo-trl[study]'")
-    try:
-        return _study(args)
-    except KeyboardInterrupt:
-        return fail("interrupted; repeat the command to resume from the last checkpoints")
-
-
-def _study(args: Any) -> int:
-    from epo_trl.lab.study.config import load_study
-    from epo_trl.lab.study.run_plan import plan
-    from epo_trl.lab.study.runner import Places, Runner, known_record
-    from epo_trl.lab.study.study_report import write_report
+    from epo_trl.lab.study.config import load_study, plan
+    from epo_trl.lab.study.record import RECORDS, read_records
+    from epo_trl.lab.study.runner import Runner, known_records
     from epo_trl.runs.run_lock import make_folder
 
     complete = load_study(args.config)
     chosen = complete.chosen(args.arms, args.seeds)
-    places = Places(
-        Path(args.runs_dir or f"runs/{complete.name}"), Path(args.results_dir or f"results/{complete.name}")
-    )
-    make_folder(places.results, "--results-dir")  # fail before the first run if results cannot be written
     shown = complete.joined(chosen)
-    runs = plan(shown, places.runs)
-    for run in runs:
-        known_record(run, places)  # fail before the first run if the report would reject a record
-    jobs = args.jobs or max(1, _cores() // args.threads)
-    failed = {} if args.report_only else Runner(places, jobs, args.threads).run_missing(chosen)
+    runs, results = Path(args.runs_dir or f"runs/{shown.name}"), Path(args.results_dir or f"results/{shown.name}")
+    # Fail before the first run if results cannot be written, or if the report would reject a record.
+    make_folder(results, "--results-dir")
+    known_records(plan(shown, runs), results)
+    runner = Runner(runs, results, args.jobs or max(1, _cores() // args.threads), args.threads)
+    try:
+        failed = {} if args.report_only else runner.run_missing(plan(chosen, runs))
+    except KeyboardInterrupt:
+        return fail("interrupted; repeat the command to resume from the last checkpoints")
     for name, why in failed.items():
         sys.stderr.write(f"failed: {name}: {one_line(why)}\n")
-    records = [record for run in runs if (record := known_record(run, places)) is not None]
-    for file in write_report(shown, records, places.results):
+    records = known_records(plan(shown, runs), results)
+    for file in write_report(shown, [*records.values()], results):
         say(f"wrote {file}")
-    others = {path.stem for path in (places.results / "runs").glob("*.json")} - {run.name for run in runs}
-    if others:
-        say(f"not in the report, since neither {args.config} nor --seeds names them: {', '.join(sorted(others))}")
+    if others := sorted(read_records(results / RECORDS).keys() - records):
+        say(f"not in the report, since neither {args.config} nor --seeds names them: {', '.join(others)}")
     return 1 if failed else 0
 
 

@@ -1,10 +1,11 @@
-"""The YAML file of a study."""
+"""The YAML file of a study, and the runs that it plans."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from epo_trl.yaml_files import read_yaml
 
 # Contains the folders `studies` and `recipes`: links to the repository's root, or copies in a wheel.
 PACKAGE = Path(__file__).parents[2]
+WARM_START = "warm-start"
 # Fields that the study sets for each run.
 OWN_FIELDS = ("seed", "output_dir", "resume_from_checkpoint", "overwrite_output_dir")
-_ARM_KEYS = ("recipe", "config", "seeds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,6 @@ class Part:
     recipe: Path
     config: Path
     changes: Mapping[str, Any]
-
-    def settings(self) -> dict[str, Any]:
-        """Returns the fields of the file with the changes applied."""
-        return {**read_yaml(self.config, "config"), **self.changes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +80,6 @@ class Study:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        for key in ("name", "question", "protocol", "baseline"):
-            if not isinstance(getattr(self, key), str):
-                raise InputError(f"{key}: expected a string, got {getattr(self, key)!r}")
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            raise InputError(f"name: expected letters, digits, '.', '_' and '-' (it names folders), got {self.name!r}")
-        if self.trapped > self.solved:
-            raise InputError(f"trapped: expected a share up to that of solved, {self.solved}, got {self.trapped}")
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -97,25 +87,18 @@ class Study:
         return tuple(dict.fromkeys(seed for arm in self.arms for seed in arm.seeds))
 
     def chosen(self, arms: list[str] | None = None, seeds: list[int] | None = None) -> Study:
-        """Returns the study restricted to these arms, with these seeds for each of them.
-
-        Raises:
-            InputError: If there is no arm of that name.
-        """
+        """Returns the study restricted to these arms, with these seeds for each of them."""
         known = [arm.name for arm in self.arms]
         for name in arms or ():
             if name not in known:
-                raise InputError(f"--arms: expected names from {_listed(known)}, got {name!r}")
-        chosen = tuple(arm for arm in self.arms if arms is None or arm.name in arms)
-        if seeds is not None:
-            _need_distinct("--seeds", seeds)
-            chosen = tuple(replace(arm, seeds=tuple(seeds)) for arm in chosen)
-        return replace(self, arms=chosen)
+                raise InputError(f"--arms: expected names from {', '.join(map(repr, known))}, got {name!r}")
+        chosen = [arm for arm in self.arms if arms is None or arm.name in arms]
+        return replace(self, arms=tuple(replace(arm, seeds=_distinct(seeds or arm.seeds)) for arm in chosen))
 
     def joined(self, other: Study) -> Study:
         """Adds the seeds of another study of the same file."""
         more = {arm.name: arm.seeds for arm in other.arms}
-        arms = [replace(arm, seeds=tuple(dict.fromkeys([*arm.seeds, *more.get(arm.name, ())]))) for arm in self.arms]
+        arms = (replace(arm, seeds=_distinct([*arm.seeds, *more.get(arm.name, ())])) for arm in self.arms)
         return replace(self, arms=tuple(arms))
 
 
@@ -134,23 +117,23 @@ def load_study(path: str | Path) -> Study:
     if not path.is_file():
         raise InputError(f"CONFIG: expected a YAML file or one of {', '.join(shipped)}, got {str(path)!r}")
     given = read_yaml(path, "CONFIG")
-    for key in ("train", "seeds", "arms"):
+    others = [each.name for each in fields(Study) if each.name not in ("path", "arms", "warm_start")]
+    keys = ["train", "seeds", "arms", "warm_start", *others]
+    for key in given:
+        if key not in keys:
+            raise InputError(f"{path}: {key}: unknown; expected {', '.join(keys)}")
+    for key in keys[:3]:
         if key not in given:
             raise InputError(f"{path}: {key} is missing")
-    train, start = _part("train", given.pop("train"), None), given.pop("warm_start", None)
-    arms = _arms(given.pop("arms"), train, _seeds("seeds", given.pop("seeds")))
-    warm_start = None if start is None else _part("warm_start", start, None)
-    known = [each.name for each in fields(Study) if each.name not in ("path", "arms", "warm_start")]
-    for key in given:
-        if key not in known:
-            raise InputError(
-                f"{path}: {key}: unknown; expected {', '.join(['train', 'seeds', 'arms', 'warm_start', *known])}"
-            )
-    given = {"name": path.stem, "baseline": arms[0].name} | given
-    arm_names = [arm.name for arm in arms]
-    if given["baseline"] not in arm_names:
-        raise InputError(f"baseline: expected one of the arms {_listed(arm_names)}, got {given['baseline']!r}")
-    return Study(path=path, warm_start=warm_start, arms=arms, **given)
+    train, start = _part("train", given.pop("train")), given.pop("warm_start", None)
+    seeds, arms = _seeds("seeds", given.pop("seeds")), given.pop("arms")
+    if not isinstance(arms, dict) or not arms:
+        raise InputError(f"arms: expected 'name: {{field: value}}' for each method, got {arms!r}")
+    listed = tuple(_arm(str(name), {} if content is None else content, train, seeds) for name, content in arms.items())
+    given = {"name": path.stem, "baseline": listed[0].name} | given
+    if given["baseline"] not in (names := [arm.name for arm in listed]):
+        raise InputError(f"baseline: expected one of the arms {', '.join(names)}, got {given['baseline']!r}")
+    return Study(path=path, warm_start=start and _part("warm_start", start), arms=listed, **given)
 
 
 def _find(path: Path) -> Path:
@@ -167,59 +150,126 @@ def shown(path: Path) -> str:
     return (path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path).as_posix()
 
 
-def _arms(given: Any, train: Part, seeds: tuple[int, ...]) -> tuple[Arm, ...]:
-    if not isinstance(given, dict) or not given:
-        raise InputError(f"arms: expected 'name: {{field: value}}' for each method, got {given!r}")
-    arms = []
-    for name, content in given.items():
-        if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise InputError(f"arms: expected names of one line, in quotes where YAML needs them, got {name!r}")
-        where, content = f"arms: {name!r}", {} if content is None else content
-        own = _seeds(f"{where}: seeds", content["seeds"]) if isinstance(content, dict) and "seeds" in content else seeds
-        arms.append(Arm(name, _part(where, content, train), own))
-    return tuple(arms)
+def _arm(name: str, given: Any, train: Part, seeds: tuple[int, ...]) -> Arm:
+    where = f"arms: {name!r}"
+    if isinstance(given, dict) and "seeds" in given:
+        seeds, given = _seeds(f"{where}: seeds", given["seeds"]), {k: v for k, v in given.items() if k != "seeds"}
+    return Arm(name, _part(where, given, train), seeds)
 
 
-def _part(where: str, given: Any, base: Part | None) -> Part:
+def _part(where: str, given: Any, base: Part | None = None) -> Part:
     """Parses a recipe, a config and changes. Missing keys come from the base, if there is one.
 
     The base's changes apply only to its own config, not to another one.
     """
     if not isinstance(given, dict):
         raise InputError(f"{where}: expected 'field: value' pairs, got {given!r}")
-    paths = {}
+    paths: dict[str, Path] = {}
     for key in ("recipe", "config"):
-        if key not in given and base is None:
-            raise InputError(f"{where}: {key} is missing")
-        if not isinstance(name := given.get(key, ""), str):
-            raise InputError(f"{where}: {key}: expected a string, got {name!r}")
-        paths[key] = _find(Path(name)) if key in given else getattr(base, key)
+        paths[key] = _find(Path(str(given.get(key)))) if key in given or base is None else getattr(base, key)
         if not paths[key].is_file():
             raise InputError(f"{where}: {key}: expected a file, got {paths[key]}; paths start in the current folder")
-    inherited = base.changes if base is not None and "config" not in given else {}
-    if base is None and "seeds" in given:
-        raise InputError(f"{where}: seeds: not allowed here; write them at the top level, or in an arm for that arm")
-    changes = {key: value for key, value in given.items() if key not in _ARM_KEYS}
-    for key in changes:
-        if not isinstance(key, str):
-            raise InputError(f"{where}: expected names of fields, got {key!r}")
-        if key in OWN_FIELDS:
+    changes = {key: value for key, value in given.items() if key not in paths}
+    for key in OWN_FIELDS:
+        if key in changes:
             raise InputError(f"{where}: {key}: the study sets it for each run; remove it")
+    inherited = base.changes if base is not None and "config" not in given else {}
     return Part(**paths, changes={**inherited, **changes})
 
 
 def _seeds(where: str, given: Any) -> tuple[int, ...]:
     if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
         raise InputError(f"{where}: expected a list of integers >= 0, for example [0, 1, 2], got {given!r}")
-    _need_distinct(where, given)
-    return tuple(given)
+    return _distinct(given)
 
 
-def _need_distinct(where: str, seeds: list[int]) -> None:
-    twice = [seed for seed, count in Counter(seeds).items() if count > 1]
-    if twice:
-        raise InputError(f"{where}: expected each seed once, got {twice[0]} more than once")
+def _distinct(seeds: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(seeds))
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(map(repr, names))
+@dataclass(frozen=True, slots=True)
+class StudyRun:
+    """One run of a recipe.
+
+    Args:
+        arm: Name of the method; `None` for a warm start.
+        seed: Seed of the run.
+        folder: Output folder.
+        recipe: Path of the program.
+        config: Path of the original config; modules beside it can be imported.
+        settings: All fields passed to the program.
+        identity: Everything that determines the result, as JSON values: recipe and fields, including the warm start's,
+            without output paths.
+        needs: The warm start that this run begins with; `None` if there is none.
+    """
+
+    arm: str | None
+    seed: int
+    folder: Path
+    recipe: Path
+    config: Path
+    settings: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    needs: StudyRun | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of its folder and of its record."""
+        return self.folder.name
+
+
+def plan(study: Study, folder: Path) -> list[StudyRun]:
+    """Builds the runs of the arms, seed by seed, so that complete pairs come first.
+
+    Args:
+        study: Study to run.
+        folder: Folder in which runs get their folders.
+
+    Raises:
+        InputError: If two arms would share a folder, or a field is not allowed in a run of a study.
+    """
+    names = folder_names([arm.name for arm in study.arms])
+    start = study.warm_start
+    warm_starts = {seed: _run(None, start, seed, folder / f"{WARM_START}-seed{seed}") for seed in study.seeds if start}
+    return [
+        _run(arm.name, arm.part, seed, folder / f"{names[arm.name]}-seed{seed}", warm_starts.get(seed))
+        for seed in study.seeds
+        for arm in study.arms
+        if seed in arm.seeds
+    ]
+
+
+def folder_names(names: Iterable[str]) -> dict[str, str]:
+    """Maps names to file names of letters, digits, '.', '_' and '-' that are distinct on any file system.
+
+    A file name does not depend on the other arms, so an arm keeps its results when others are added.
+    """
+    taken: dict[str, str] = {}
+    for name in names:
+        short = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.").lower()
+        if short in ("", WARM_START):
+            short = f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:6]}".lstrip("-")
+        if short in taken:
+            raise InputError(f"arms: {taken[short]!r} and {name!r} would share the folder {short!r}; rename one")
+        taken[short] = name
+    return {name: short for short, name in taken.items()}
+
+
+def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: StudyRun | None = None) -> StudyRun:
+    where = "warm_start" if arm is None else f"arms: {arm!r}"
+    given = {**read_yaml(part.config, "config"), **part.changes}
+    if warm_start is not None and "model_name_or_path" in part.changes:
+        raise InputError(f"{where}: model_name_or_path: runs begin with the warm start of the study; remove it")
+    if given.get("save_strategy") in ("no", False):
+        raise InputError(f"{where}: save_strategy: expected 'steps' or 'epoch' (the log is in checkpoints), got 'no'")
+    begin = {} if warm_start is None else {"model_name_or_path": str(warm_start.folder)}
+    settings = {**given, **begin, "seed": seed, "output_dir": str(folder)}
+    others = ("seed", "output_dir", "resume_with_changes", *begin)
+    identity = {
+        "recipe": shown(part.recipe),
+        "seed": seed,
+        "fields": {name: value for name, value in given.items() if name not in others},
+        "warm_start": None if warm_start is None else warm_start.identity,
+    }
+    identity = json.loads(json.dumps(identity, default=str))
+    return StudyRun(arm, seed, folder, part.recipe, part.config, settings, identity, warm_start)

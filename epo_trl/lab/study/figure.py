@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from PIL import Image
 
-from epo_trl.lab.plots import average_seeds, running_mean
+from epo_trl.lab.plots import average_seeds
 from epo_trl.lab.study.config import Study
-from epo_trl.lab.study.outcomes import INVALID, SUCCESS, TOKENS
-from epo_trl.lab.study.record import Record
+from epo_trl.lab.study.outcomes import name_lists
+from epo_trl.lab.study.record import ENTROPY, INVALID, SUCCESS, TOKENS, Record
 
 COLUMNS = 5
+COLORS = 64  # of the file, which is a quarter as large as with all colors
 OWN, BEHIND = "C0", "0.6"
-
-
-# Panels: the metrics of which the first that a run has logged is drawn, the label, and whether it is a share.
-PANELS: dict[str, tuple[tuple[str, ...], str, bool]] = {
-    "success": ((SUCCESS,), "training success, %", True),
-    "invalid": ((INVALID,), "invalid turns, %", True),
-    "entropy": (("entropy/all_tokens", "entropy"), "entropy, nats", False),
-    "choices": ((TOKENS["choices"],), "entropy at choices, nats", False),
-    "forced": ((TOKENS["forced"],), "entropy at forced\ntokens, nats", False),
-    "evaluations": ((), "test success, %", True),
+# Panels: the metric, the label, and whether it is a share.
+PANELS = {
+    "success": (SUCCESS, "training success, %", True),
+    "invalid": (INVALID, "invalid turns, %", True),
+    "entropy": (ENTROPY, "entropy, nats", False),
+    "choices": (TOKENS["choices"], "entropy at choices, nats", False),
+    "forced": (TOKENS["forced"], "entropy at forced\ntokens, nats", False),
+    "evaluations": ("", "test success, %", True),
 }
 
 
@@ -45,71 +45,60 @@ def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[st
     """
     by_arm = {arm.name: [one for one in records if one.arm == arm.name] for arm in study.arms}
     arms = [name for name, each in by_arm.items() if any(record.curves for record in each)]
-    splits = list(dict.fromkeys(one.split for record in records for one in record.evaluations))[:2]
-    panels = ["success", "entropy", *(["evaluations"] if splits else [])] if panels is None else panels
+    name_of = name_lists(records)
+    lists = list(dict.fromkeys(name_of(one) for record in records for one in record.evaluations))[:2]
+    panels = ["success", "entropy", *(["evaluations"] if lists else [])] if panels is None else panels
+
+    def draw_lines(axis: Any, panel: str, runs: Sequence[Record], color: str) -> None:
+        metric, _, is_share = PANELS[panel]
+        scale = 100 if is_share else 1
+        if panel != "evaluations":
+            _draw(axis, [scale * _smooth(record, metric, study.smooth) for record in runs], color, "-")
+            return
+        for name, style in zip(lists, ("-", "--"), strict=False):
+            rates = [{one.rl_step: one.rate for one in run.evaluations if name_of(one) == name} for run in runs]
+            _draw(axis, [scale * pd.Series(each, dtype=float) for each in rates], color, style)
+
     columns = min(COLUMNS, len(arms))
     bands = -(-len(arms) // columns)
     figure = Figure(figsize=(2.9 * columns + 0.6, 1.9 * len(panels) * bands + 0.5), layout="constrained")
-    axes = figure.subplots(bands * len(panels), columns, squeeze=False, sharex=False, sharey=False)
-    # The maximum of all runs, so that arms can be compared.
-    tops = {panel: pd.Series([record.curve(*PANELS[panel][0]).max() for record in records]).fillna(0.0).max() or 1.0
-            for panel in panels}  # fmt: skip
-    for index, name in enumerate(arms):
-        seeds = {record.seed for record in by_arm[name]}
-        paired = [record for record in by_arm[study.baseline] if record.seed in seeds and record.arm != name]
-        for row, panel in enumerate(panels):
+    axes = figure.subplots(bands * len(panels), columns, squeeze=False)
+    for row, panel in enumerate(panels):
+        metric, label, is_share = PANELS[panel]
+        label += f"\n{' -- '.join(lists)}" if panel == "evaluations" else ""
+        top = pd.Series([record.curve(metric).max() for record in records]).max()  # of all, so that arms compare
+        for index, name in enumerate(arms):
             axis = axes[index // columns * len(panels) + row, index % columns]
-            if row == 0:
-                axis.set_title(name if len(name) < 40 else f"{name[:38]}…", fontsize=9, parse_math=False)
-            _draw(axis, panel, paired, study.smooth, splits, BEHIND)
-            _draw(axis, panel, by_arm[name], study.smooth, splits, OWN)
+            seeds = {record.seed for record in by_arm[name]}
+            paired = [record for record in by_arm[study.baseline] if record.seed in seeds and record.arm != name]
+            draw_lines(axis, panel, paired, BEHIND)
+            draw_lines(axis, panel, by_arm[name], OWN)
+            axis.set_ylim(*((-3, 103) if is_share else (-0.03 * top, 1.05 * top) if top > 0 else (None, None)))
             axis.grid(alpha=0.25)
             axis.tick_params(labelsize=7)
-            _, label, is_share = PANELS[panel]
-            axis.set_ylim(*((-3, 103) if is_share else (-0.03 * tops[panel], 1.05 * tops[panel])))
+            if row == 0:
+                axis.set_title(name if len(name) < 40 else f"{name[:38]}…", fontsize=9, parse_math=False)
             if index % columns == 0:
-                lists = f"\n{' -- '.join(splits)}" if panel == "evaluations" else ""
-                axis.set_ylabel(label + lists, fontsize=7, parse_math=False)
+                axis.set_ylabel(label, fontsize=7, parse_math=False)
     for axis in axes.flatten():
         if not axis.has_data():
             axis.axis("off")
     note = f"RL steps; grey: the mean of {study.baseline} on the same seeds"
     figure.supxlabel(note, fontsize=7, color="0.4", parse_math=False)
+    image = BytesIO()
+    figure.savefig(image, dpi=90)
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f"partial-{out.name}")
-    figure.savefig(partial, dpi=90, metadata={"Software": None})
-    partial.replace(out)
+    Image.open(image).convert("RGB").quantize(COLORS).save(out, optimize=True)
 
 
-def _draw(axis: Any, panel: str, records: Sequence[Record], smooth: int, splits: Sequence[str], color: str) -> None:
-    if panel == "evaluations":
-        for split, style in zip(splits, ("-", "--"), strict=False):
-            _lines(axis, [_evaluations(record, split) for record in records], color, style)
-        return
-    names, _, is_share = PANELS[panel]
-    curves = [record.curve(*names) for record in records]
-    window = _points(curves, smooth)
-    scale = 100.0 if is_share else 1.0
-    smooth_curves = [
-        pd.Series(scale * running_mean(curve.to_numpy(), window), curve.index[window - 1 :]) for curve in curves
-    ]
-    _lines(axis, smooth_curves, color, "-")
+def _smooth(record: Record, metric: str, window: int) -> pd.Series:
+    """Returns the running mean of a metric; as it is if it is thinned, so already of means, or short."""
+    values = record.curve(metric)
+    is_long = metric in record.curves and len(values) > 2 * window
+    return values.rolling(window).mean().dropna() if is_long else values
 
 
-def _points(curves: Sequence[pd.Series], smooth: int) -> int:
-    """Returns the number of points in a running mean over `smooth` RL steps; 1 if there are too few points.
-
-    A point of a thinned curve already is the mean of several RL steps.
-    """
-    shortest = min((len(curve) for curve in curves if len(curve)), default=0)
-    if shortest < 2:
-        return 1
-    apart = max(float(np.median(np.diff(curve.index))) for curve in curves if len(curve))
-    window = max(1, int(smooth / apart))
-    return window if shortest > 2 * window else 1
-
-
-def _lines(axis: Any, curves: Sequence[pd.Series], color: str, style: str) -> None:
+def _draw(axis: Any, curves: Sequence[pd.Series], color: str, style: str) -> None:
     drawn = [(curve.index.to_numpy(), curve.to_numpy()) for curve in curves if len(curve)]
     if not drawn:
         return
@@ -118,8 +107,3 @@ def _lines(axis: Any, curves: Sequence[pd.Series], color: str, style: str) -> No
     steps, mean, _, _ = average_seeds(drawn)
     marker = "o" if len(steps) == 1 else None
     axis.plot(steps, mean, color=color, linestyle=style, linewidth=1.8, marker=marker, markersize=3)
-
-
-def _evaluations(record: Record, split: str) -> pd.Series:
-    rates = {one.rl_step: 100 * one.rate for one in record.evaluations if one.split == split}
-    return pd.Series(rates, dtype=float)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from epo_trl.evaluation.outcomes import START_STEPS, collapsed, exploded, left_band
+from epo_trl.evaluation.outcomes import START_STEPS, collapsed, exploded
 from epo_trl.lab.study.config import Study
-from epo_trl.lab.study.record import POINTS, SUCCESS, EvaluationRecord, Record, thin
+from epo_trl.lab.study.record import ENTROPY, INVALID, SUCCESS, THIRDS, TOKENS, EvaluationRecord, Record, thin
 from epo_trl.lab.study.statistics import ROUNDING, first_above
-
-INVALID = "env/invalid_actions"
-ENTROPY = "entropy/all_tokens"
-THIRDS = ("first", "middle", "last")
-TOKENS = {"choices": "ref-nucleus/choice_entropy", "forced": "ref-nucleus/forced_entropy"}
-
 
 # NaN where a value was not logged or did not happen.
 COLUMNS = {
@@ -40,9 +34,8 @@ COLUMNS = {
     "middle": "the same of the middle third",
     "last": "the same of the last third",
     "has_thirds": "whether the thirds were logged",
-    "starts": "evaluations before RL, {split: EvaluationRecord}",
-    "rates": "success of the evaluations after RL began, {split: [rate, ...]}",
-    "lists": "the last evaluation, {split: EvaluationRecord}",
+    "starts": "evaluations before RL, {list: EvaluationRecord}",
+    "rates": "success of the evaluations after RL began, {list: [rate, ...]}",
     "begins_with": "checksum of the weights before RL, or name and revision of the model; empty if unknown",
 }
 
@@ -51,13 +44,11 @@ def judge(study: Study, records: Sequence[Record]) -> pd.DataFrame:
     """Evaluates the runs. Returns one row per run, by arm and seed in the study's order, with `COLUMNS`."""
     by_run = {(record.arm, record.seed): record for record in records}
     keys = [(arm.name, seed) for arm in study.arms for seed in arm.seeds if (arm.name, seed) in by_run]
-    finals: dict[str, list[float]] = {}
-    for arm, seed in keys:
-        if not math.isnan(final := final_success(by_run[arm, seed], study)):
-            finals.setdefault(arm, []).append(final)
-    best = max(map(fmean, finals.values()), default=-math.inf)
-    rows = [_outcome(study, by_run[key], best) for key in keys]
-    return pd.DataFrame(rows, pd.MultiIndex.from_tuples(keys, names=["arm", "seed"]), columns=list(COLUMNS))
+    runs = pd.MultiIndex.from_tuples(keys, names=["arm", "seed"])
+    finals = pd.Series([_last(by_run[key].curve(SUCCESS), study.window) for key in keys], runs, dtype=float)
+    best, name_of = finals.groupby(level="arm").mean().max(), name_lists(records)
+    rows = [_outcome(study, by_run[key], -math.inf if math.isnan(best) else best, name_of) for key in keys]
+    return pd.DataFrame(rows, runs, columns=list(COLUMNS))
 
 
 def select_arm(outcomes: pd.DataFrame, arm: str) -> pd.DataFrame:
@@ -71,68 +62,52 @@ def by_arm(outcomes: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield str(name), runs.droplevel("arm")
 
 
-def final_success(record: Record, study: Study) -> float:
-    """Computes the mean training success of the last RL steps; NaN if there are too few."""
-    return _last(record.curve(SUCCESS), study.window)
+def name_lists(records: Sequence[Record]) -> Callable[[EvaluationRecord], str]:
+    """Returns the function that names the test list of an evaluation: as its split.
 
-
-@dataclass(frozen=True, slots=True)
-class Starts:
-    """How an arm's runs began compared with the baseline's, by seed. Seeds in no list began alike.
-
-    Args:
-        unlike: Seeds with different weights. If the weights are unknown, the evaluations before RL decide.
-        played: Seeds with the same weights but different evaluations before RL.
-        unknown: Seeds for which neither the weights nor a common evaluation before RL are known.
+    If a split was played by several protocols or with several numbers of tasks, each is a list of its own, so that they
+    are never compared. Protocols of one name differ if the checksums of their settings are known and differ.
     """
+    played: dict[str, set[tuple[str, int]]] = {}
+    rules: dict[str, set[str]] = {}
+    for one in (one for record in records for one in record.evaluations):
+        played.setdefault(one.split, set()).add((one.protocol, one.episodes))
+        rules.setdefault(one.split, set()).update(filter(None, [one.rules]))
+    several = {split for split in played if len(played[split]) > 1 or len(rules[split]) > 1}
+    return lambda one: (
+        f"{one.split}, {one.protocol} {one.rules}, {one.episodes} tasks" if one.split in several else one.split
+    )
 
-    unlike: list[int]
-    played: list[int]
-    unknown: list[int]
 
+def find_unlike(runs: pd.DataFrame, base: pd.DataFrame) -> list[int]:
+    """Returns the seeds whose run began with other weights than the baseline's.
 
-def compare_starts(runs: pd.DataFrame, base: pd.DataFrame) -> Starts:
-    """Compares the starts of the runs that share a seed with the baseline."""
-    found = Starts([], [], [])
-    for seed in [seed for seed in runs.index if seed in base.index]:
+    If the weights are unknown, the evaluations before RL decide; seeds without any count as alike.
+    """
+    unlike = []
+    for seed in runs.index.intersection(base.index, sort=False):
         one, other = runs.loc[seed], base.loc[seed]
-        both = [split for split in one.starts if split in other.starts]
-        differ = any(one.starts[split] != other.starts[split] for split in both)
-        known = one.begins_with and other.begins_with
-        if one.begins_with != other.begins_with if known else differ:
-            found.unlike.append(seed)
-        elif differ:
-            found.played.append(seed)
-        elif not known and not both:
-            found.unknown.append(seed)
-    return found
-
-
-def find_other_lists(runs: pd.DataFrame, base: pd.DataFrame) -> list[int]:
-    """Returns the seeds whose run played a test list by another protocol than the baseline's, or not as long."""
-    shared = [seed for seed in runs.index if seed in base.index]
-    return [
-        seed
-        for seed in shared
-        if not all(one.is_comparable(base.lists[seed].get(split, one)) for split, one in runs.lists[seed].items())
-    ]
+        differ = any(one.starts[name] != other.starts[name] for name in one.starts if name in other.starts)
+        if one.begins_with and other.begins_with:
+            differ = one.begins_with != other.begins_with
+        unlike += [seed] * differ
+    return unlike
 
 
 def find_pairs(runs: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
     """Returns the runs with a pair: a baseline run with the same seed that began with the same weights."""
-    return runs[runs.index.isin(base.index) & ~runs.index.isin(compare_starts(runs, base).unlike)]
+    return runs[runs.index.isin(base.index) & ~runs.index.isin(find_unlike(runs, base))]
 
 
-def _outcome(study: Study, record: Record, best: float) -> dict[str, Any]:
-    success, invalid = record.curve(SUCCESS), record.curve(INVALID)
-    entropy = record.curve(ENTROPY, "entropy")
-    thirds = {third: record.curve(f"entropy/{third}_third") for third in THIRDS}
+def _outcome(study: Study, record: Record, best: float, name_of: Callable[[EvaluationRecord], str]) -> dict[str, Any]:
+    success, entropy = record.curve(SUCCESS), record.curve(ENTROPY)
     final = _last(success, study.window)
-    exploded_at, has_exploded = _failure(record, exploded, (ENTROPY, "entropy"), INVALID)
-    collapsed_at, has_collapsed = _failure(record, collapsed, (TOKENS["choices"], ENTROPY), SUCCESS, best)
-    evaluations: dict[str, list[EvaluationRecord]] = {}
+    exploded_at, has_exploded = _failure(record, exploded, ENTROPY, INVALID)
+    certain = TOKENS["choices"] if TOKENS["choices"] in record.curves else ENTROPY
+    collapsed_at, has_collapsed = _failure(record, collapsed, certain, SUCCESS, best)
+    rates: dict[str, list[float]] = {name_of(one): [] for one in record.evaluations}
     for one in record.evaluations:
-        evaluations.setdefault(one.split, []).append(one)
+        rates[name_of(one)] += [one.rate] if one.rl_step > 0 else []
     return {
         "success": final,
         "solved": final > study.solved + ROUNDING,
@@ -140,42 +115,30 @@ def _outcome(study: Study, record: Record, best: float) -> dict[str, Any]:
         "solved_at": first_above(success, study.solved, study.smooth),
         "exploded_at": exploded_at, "exploded": has_exploded,
         "collapsed_at": collapsed_at, "collapsed": has_collapsed,
-        "entropy_start": fmean(entropy[:START_STEPS]) if len(entropy) else math.nan,
+        "entropy_start": entropy[:START_STEPS].mean(),
         "entropy_end": _last(entropy, study.window),
-        "invalid": _last(invalid, study.window),
+        "invalid": _last(record.curve(INVALID), study.window),
         **{kind: _extremes(record, name) for kind, name in TOKENS.items()},
-        **{third: _left_at(values) for third, values in thirds.items()},
-        "has_thirds": any(map(len, thirds.values())),
-        "starts": {split: one for split, each in evaluations.items() for one in each if one.rl_step == 0},
-        "rates": {split: [one.rate for one in each if one.rl_step > 0] for split, each in evaluations.items()},
-        "lists": {split: each[-1] for split, each in evaluations.items()},
+        **{third: math.nan if (step := record.left_band.get(third)) is None else step for third in THIRDS},
+        "has_thirds": bool(record.left_band),
+        "starts": {name_of(one): one for one in record.evaluations if one.rl_step == 0},
+        "rates": rates,
         "begins_with": record.begins_with,
     }  # fmt: skip
 
 
-def _failure(record: Record, detect: Any, entropies: Sequence[str], other: str, *best: float) -> tuple[float, bool]:
+def _failure(record: Record, detect: Any, entropy: str, other: str, *best: float) -> tuple[float, bool]:
     """Returns the RL step of a failure, NaN without one, and whether it persists at the end."""
-    steps = record.curves.get("rl_step", ())
-    known = [record.curves, record.thinned if record.thinned.get("rl_step") == steps else {}]
-    entropy = next((curves[name] for curves in known for name in entropies if name in curves), ())
-    curve = record.curves.get(other, ())
-    if not entropy or not curve:
+    if entropy not in record.curves or other not in record.curves:
         return math.nan, False
-    flags = detect(*(pd.Series(values, dtype=float).tolist() for values in (entropy, curve)), *best)
-    return (steps[flags.index(True)], flags[-1]) if True in flags else (math.nan, False)
-
-
-def _left_at(values: pd.Series) -> float:
-    place = left_band(values.tolist())
-    return math.nan if place is None else float(values.index[place])
+    flags = detect(*(np.array(record.curves[name], dtype=float) for name in (entropy, other)), *best)
+    return (flags.index(True) + 1, flags[-1]) if True in flags else (math.nan, False)
 
 
 def _extremes(record: Record, name: str) -> tuple[float, float, float] | None:
+    values = record.curve(name)
     if name in record.curves:
-        curves = pd.DataFrame({name: record.curves[name]}, record.curves["rl_step"], dtype=float)
-        values = thin(curves, POINTS)[name].dropna()
-    else:
-        values = record.curve(name)
+        values = thin(pd.DataFrame(record.curves[name], dtype=float))[0].dropna()
     return (values.iloc[0], values.max(), values.iloc[-1]) if len(values) else None
 
 

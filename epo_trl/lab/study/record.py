@@ -1,4 +1,4 @@
-"""The record of a run: one small JSON file. Everything else in a study is computed from the records."""
+"""The records of the runs, in one JSON file per study. Everything else in a report is computed from them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import pandas as pd
 
 from epo_trl import __version__
 from epo_trl.errors import InputError
+from epo_trl.evaluation.outcomes import left_band
 from epo_trl.evaluation.report import TypeCount
 from epo_trl.evaluation.report_files import report_files
-from epo_trl.lab.study.run_plan import StudyRun
+from epo_trl.lab.study.config import StudyRun
 from epo_trl.runs.checkpoint_files import step_of, what_model
 from epo_trl.runs.state_file import read_state, write_atomically
 
-SUCCESS = "env/success_rate"
-# Metrics kept for every RL step, since results are computed from them; others are thinned to about POINTS points.
-COMPLETE = (
-    SUCCESS, "env/invalid_actions", "entropy/all_tokens", "ref-nucleus/choice_entropy",
-    "entropy/first_third", "entropy/middle_third", "entropy/last_third",
-)  # fmt: skip
+RECORDS = "records.json"
+SUCCESS, INVALID, ENTROPY = "env/success_rate", "env/invalid_actions", "entropy/all_tokens"
+TOKENS = {"choices": "ref-nucleus/choice_entropy", "forced": "ref-nucleus/forced_entropy"}
+THIRDS = {third: f"entropy/{third}_third" for third in ("first", "middle", "last")}
+# Metrics with a value for every RL step, since results are computed from them, and metrics of about POINTS points.
+COMPLETE = (SUCCESS, INVALID, ENTROPY, TOKENS["choices"])
+THINNED = (TOKENS["forced"], "ref-nucleus/choice_share", "critic/explained_variance", "kl")
 POINTS = 30
 DIGITS = 3  # significant digits of a stored number
 SUCCESS_DIGITS = 9  # those of the success rate: it is compared with levels, and a tie has to stay one
-LEFT_OUT = ("time/", "eval_", "epoch", "step", "num_tokens", "total_flos", "train_", "learning_rate", "clip_ratio/",
-            "completions/", "frac_reward_zero_std", "sampling/", "num_input_tokens_seen")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,55 +76,59 @@ class Record:
     Args:
         arm: Name of the method.
         seed: Seed of the run.
-        digest: Checksum of `identity`.
         identity: Everything that determined the result.
         version: Version of this package.
         seconds: Wall time of all attempts, in seconds.
-        curves: `{metric: values}`, one value for each entry of `curves["rl_step"]`; `None` where it was not logged.
-        thinned: Other metrics in the same form; each value is the mean of several RL steps and labelled with the last.
+        curves: `{metric: values}`, one value for each RL step from 1 on; `None` where it was not logged.
+        thinned: Other metrics, one value for each entry of `thinned["rl_step"]`: the mean of the RL steps up to it.
+        left_band: RL step at which the entropy of each third of the episode left the band, `None` if it did not; empty
+            if the thirds were not logged.
         evaluations: Evaluations in chronological order.
         begins_with: Checksum of the weights before RL, or name and revision of the model; empty if unknown.
     """
 
     arm: str
     seed: int
-    digest: str
     identity: Mapping[str, Any]
     version: str
     seconds: float
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     thinned: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    left_band: Mapping[str, int | None] = field(default_factory=dict)
     evaluations: Sequence[EvaluationRecord] = ()
     begins_with: str = ""
 
-    def curve(self, *names: str) -> pd.Series:
-        """Returns the first of these metrics that was logged, by RL step and without gaps; empty if none was."""
-        for curves in (self.curves, self.thinned):
-            for name in names:
-                points = pd.Series(curves[name], curves["rl_step"], dtype=float) if name in curves else pd.Series()
-                if points.notna().any():
-                    return points.dropna()
-        return pd.Series(dtype=float)
+    def curve(self, name: str) -> pd.Series:
+        """Returns a metric by RL step and without gaps; empty if it was not logged."""
+        values = self.curves.get(name, self.thinned.get(name, ()))
+        steps = range(1, len(values) + 1) if name in self.curves else self.thinned["rl_step"] if values else ()
+        return pd.Series(values, steps, dtype=float).dropna()
 
 
 def collect(run: StudyRun, seconds: float) -> Record:
     """Builds the record of a finished run.
 
     Raises:
-        InputError: If the run has no log.
-        ValueError: If one of its files is corrupt.
+        InputError: If the run has no log, or one of its files is corrupt.
     """
+    assert run.arm is not None
     updates = updates_per_rl_step(run.folder)
     points = rl_points(log_history(run.folder), updates)
-    is_used = points.fillna(0).any() | points.columns.isin(COMPLETE)
-    points = points.loc[:, is_used].sort_index(axis=1)
-    complete = points.columns.isin(COMPLETE)
-    assert run.arm is not None
+    names = [name for name in THINNED if name in points]
+    thinned = thin(points[names]).reset_index()
+    thirds = {third: left_band(points[name].tolist()) for third, name in THIRDS.items() if name in points}
     return Record(
-        run.arm, run.seed, run.digest, run.identity, __version__, round(seconds, 1),
-        _shorten(points.loc[:, complete]), _shorten(thin(points.loc[:, ~complete], POINTS)),
-        _evaluations(run.folder, updates), _first_model(run),
-    )  # fmt: skip
+        run.arm,
+        run.seed,
+        run.identity,
+        __version__,
+        round(seconds, 1),
+        curves={name: _shorten(name, points[name]) for name in COMPLETE if name in points},
+        thinned={name: _shorten(name, values) for name, values in thinned.items()} if names else {},
+        left_band={third: None if place is None else place + 1 for third, place in thirds.items()},
+        evaluations=_evaluations(run.folder, updates),
+        begins_with=_first_model(run),
+    )
 
 
 def _first_model(run: StudyRun) -> str:
@@ -155,7 +159,7 @@ def updates_per_rl_step(folder: Path) -> float:
 
 
 def rl_points(history: Sequence[Mapping[str, Any]], updates: float) -> pd.DataFrame:
-    """Averages the logs of each RL step's optimizer steps: one row per RL step, from 1 on, one column per metric.
+    """Averages the logs of each RL step's optimizer steps: one row per RL step, from 1 on, one column per kept metric.
 
     A log of several RL steps holds their means, so each of them gets its values.
 
@@ -165,33 +169,24 @@ def rl_points(history: Sequence[Mapping[str, Any]], updates: float) -> pd.DataFr
     """
     log = pd.DataFrame(list(history), columns=None if history else ["step"])
     steps = np.ceil(log["step"] / updates - 1e-9).astype(int).rename("rl_step")
-    numbers = log.select_dtypes("number").replace([np.inf, -np.inf], np.nan)
-    numbers = numbers.loc[:, [not name.startswith(LEFT_OUT) for name in numbers]]
-    points = numbers.groupby(steps).mean().dropna(how="all").dropna(how="all", axis=1)
+    numbers = log.reindex(columns=[*COMPLETE, *THINNED, *THIRDS.values()]).astype(float)
+    points = (
+        numbers.replace([np.inf, -np.inf], np.nan).groupby(steps).mean().dropna(how="all").dropna(how="all", axis=1)
+    )
     last = points.index.max() if len(points) else 0
     return points.reindex(pd.RangeIndex(1, last + 1, name="rl_step"), method="bfill")
 
 
-def thin(curves: pd.DataFrame, points: int) -> pd.DataFrame:
+def thin(curves: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
     """Averages groups of neighbouring rows down to `points` rows, each labelled with the last RL step of its group."""
     groups = np.arange(len(curves)) // (-(-len(curves) // points) or 1)
     return curves.groupby(groups).mean().set_axis(curves.index.to_series().groupby(groups).last())
 
 
-def _shorten(curves: pd.DataFrame) -> dict[str, list[float | None]]:
-    if not len(curves):
-        return {}
-    return {"rl_step": curves.index.tolist()} | {
-        name: [_short(value, SUCCESS_DIGITS if name == SUCCESS else DIGITS) for value in curves[name]]
-        for name in curves
-    }
-
-
-def _short(value: float, digits: int) -> float | None:
-    if np.isnan(value):
-        return None
-    short = float(f"{value:.{digits}g}")
-    return int(short) if short == int(short) else short
+def _shorten(name: str, values: pd.Series) -> list[float | None]:
+    digits = SUCCESS_DIGITS if name == SUCCESS else DIGITS
+    short = [None if np.isnan(value) else float(f"{value:.{digits}g}") for value in values]
+    return [value if value is None or value != int(value) else int(value) for value in short]
 
 
 def _evaluations(folder: Path, updates: float) -> tuple[EvaluationRecord, ...]:
@@ -211,47 +206,41 @@ def _evaluation(rl_step: float, report: Mapping[str, Any]) -> EvaluationRecord:
     rules = {name: value for name, value in protocol.items() if name not in ("name", "description")}
     total, types = TypeCount.from_dict(report), {name: TypeCount.from_dict(n) for name, n in report["types"].items()}
     return EvaluationRecord(
-        round(rl_step, 2), report["split"], protocol["name"], total.wins, total.episodes,
+        round(rl_step, 2),
+        report["split"],
+        protocol["name"],
+        total.wins,
+        total.episodes,
         {name: [count.wins, count.episodes] for name, count in types.items()},
         {**counts, "stop_reasons": report["stop_reasons"]},
         hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:8],
-    )  # fmt: skip
+    )
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Writes the file atomically, with one line for each curve and each evaluation."""
-    parts = []
-    for name, value in asdict(record).items():
-        text = _compact(value)
-        if name in ("curves", "thinned"):
-            text = _lines("{", [f"{_compact(key)}: {_compact(values)}" for key, values in value.items()], "}")
-        elif name == "evaluations":
-            text = _lines("[", [_compact(evaluation) for evaluation in value], "]")
-        parts.append(f"{_compact(name)}: {text}")
-    write_atomically(path, "{\n" + ",\n".join(parts) + "\n}\n")
+def write_records(path: Path, records: Mapping[str, Record]) -> None:
+    """Writes the records of a study by the names of their runs, atomically, with one line for each curve."""
+    write_atomically(path, _dump({name: asdict(record) for name, record in sorted(records.items())}, 3) + "\n")
 
 
-def _lines(begin: str, items: list[str], end: str) -> str:
-    return begin + ",".join(f"\n  {item}" for item in items) + end
+def _dump(value: Any, depth: int) -> str:
+    if not depth or not value or not isinstance(value, Mapping):
+        return json.dumps(value, separators=(",", ":"))
+    items = (f"{json.dumps(name)}: {_dump(content, depth - 1)}" for name, content in value.items())
+    return "{\n" + ",\n".join(items) + "\n}"
 
 
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), default=str)
-
-
-def read_record(path: Path) -> Record:
-    """Loads a record that `write_record` wrote.
+def read_records(path: Path) -> dict[str, Record]:
+    """Loads what `write_records` wrote; nothing if there is no such file.
 
     Raises:
         InputError: If the file is corrupt.
     """
+    if not path.is_file():
+        return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        evaluations = [EvaluationRecord(**evaluation) for evaluation in content.pop("evaluations")]
-        record = Record(**content, evaluations=tuple(evaluations))
-        for name in ("identity", "curves", "thinned"):
-            if not isinstance(value := getattr(record, name), dict):
-                raise TypeError(f"{name}: expected a mapping, got {value!r}")
-        return record
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path} is not a record of a run ({error}); delete it to repeat the run") from error
+        return {
+            name: Record(**{**given, "evaluations": tuple(EvaluationRecord(**one) for one in given["evaluations"])})
+            for name, given in read_state(path).items()
+        }
+    except (TypeError, KeyError) as error:
+        raise InputError(f"{path} has no records of a study ({error!r})") from error

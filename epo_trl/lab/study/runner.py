@@ -16,36 +16,15 @@ from threading import Lock
 from typing import Any
 
 from epo_trl.errors import InputError, changed_settings
-from epo_trl.lab.study.config import Study
-from epo_trl.lab.study.record import Record, collect, read_record, write_record
-from epo_trl.lab.study.run_plan import StudyRun, plan
+from epo_trl.lab.study.config import StudyRun
+from epo_trl.lab.study.record import RECORDS, Record, collect, read_records, write_records
 from epo_trl.runs.run_lock import folder_lock
 from epo_trl.runs.state_file import read_state, write_atomically, write_state
 from epo_trl.yaml_files import to_yaml
 
-# A field of the records made before `tokens_per_pass`, which changed no more than rounding.
-_DIVISION = "fields.turn_buckets: "
-# In the folder of a run: its config, its output, and its state: identity, seconds of its attempts, the beginning of a
-# running one as `since`, and the checksum of a finished one.
+# In the folder of a run: its config, its output, and its state: identity, seconds of its attempts, whether it is done.
 CONFIG, LOG, STATE = "config.yaml", "log.txt", "_study.json"
 STOPPING = "stopping: the runs save a checkpoint; press Ctrl-C again to kill them"
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Output folders of a study.
-
-    Args:
-        runs: Folder of the runs, each in its own subfolder.
-        results: Folder of the report and the records.
-    """
-
-    runs: Path
-    results: Path
-
-    def record_path(self, run: StudyRun) -> Path:
-        """Returns the path of a run's record."""
-        return self.results / "runs" / f"{run.name}.json"
 
 
 @dataclass
@@ -53,20 +32,22 @@ class Runner:
     """Runs recipes, each in its own process.
 
     Args:
-        places: Output folders.
+        runs: Folder of the runs, each in its own subfolder.
+        results: Folder of the report and the records.
         jobs: Number of parallel runs.
         threads: Number of threads per run.
     """
 
-    places: Places
+    runs: Path
+    results: Path
     jobs: int
     threads: int
     _running: set[subprocess.Popen] = field(default_factory=set, init=False)
     _lock: Any = field(default_factory=Lock, init=False)
     _stopped: bool = field(default=False, init=False)
 
-    def run_missing(self, study: Study) -> dict[str, str]:
-        """Runs all missing runs, warm starts first. Returns the failures as `{name: reason}`; `{}` if there are none.
+    def run_missing(self, planned: Sequence[StudyRun]) -> dict[str, str]:
+        """Runs those that have no record, warm starts first. Returns the failures as `{name: reason}`.
 
         A failed run cancels only the runs that need it. Ctrl-C or SIGTERM lets the runs save a checkpoint.
 
@@ -75,21 +56,19 @@ class Runner:
             RunningError: If the study is running already.
             KeyboardInterrupt: After the runs have ended, if they were interrupted.
         """
-        with folder_lock(self.places.runs, "--runs-dir"), folder_lock(self.places.results, "--results-dir"):
-            missing = [run for run in plan(study, self.places.runs) if known_record(run, self.places) is None]
+        with folder_lock(self.runs, "--runs-dir"), folder_lock(self.results, "--results-dir"):
+            known = known_records(planned, self.results)
+            missing = [run for run in planned if run.name not in known]
             if not missing:
-                sys.stdout.write(
-                    f"nothing to run: {self.places.results} has all results; use another --runs-dir and --results-dir "
-                    "to repeat them\n"
-                )
+                _say(f"nothing to run: {self.results} has all results; use other folders to repeat them")
                 return {}
             needed = {run.needs.name: run.needs for run in missing if run.needs is not None}
-            warm_starts = [run for run in needed.values() if not _has_ended(run)]
+            warm_starts = [run for run in needed.values() if not _is_done(run)]
             for run in [*warm_starts, *missing]:
                 _need_same_settings(run)
             self._check_configs([*warm_starts, *missing])
             failed: dict[str, str] = {}
-            count, ended = len(warm_starts) + len(missing), 0
+            ended, total = 0, len(warm_starts) + len(missing)
             for batch in (warm_starts, missing):
                 for run in batch:
                     if run.needs is not None and run.needs.name in failed:
@@ -97,9 +76,8 @@ class Runner:
                 with self._pool() as pool:
                     futures = {pool.submit(self._run, run): run.name for run in batch if run.name not in failed}
                     for future in as_completed(futures):
-                        ended += 1
-                        name, error = futures[future], future.result()
-                        _say(f"{name}: {'failed' if error else 'finished'} ({ended} of {count})")
+                        name, error, ended = futures[future], future.result(), ended + 1
+                        _say(f"{name}: {'failed' if error else 'finished'} ({ended} of {total})")
                         if error:
                             failed[name] = error
             return failed
@@ -133,16 +111,17 @@ class Runner:
                     os.killpg(program.pid, number)
 
     def _run(self, run: StudyRun) -> str:
-        """Runs a recipe and writes its record. Returns `""`, or the reason of a failure."""
+        """Runs a recipe and keeps its record. Returns `""`, or the reason of a failure."""
         config, log, state = run.folder / CONFIG, run.folder / LOG, run.folder / STATE
         try:
-            earlier, begin = _seconds_of_attempts(run), time.monotonic()
+            earlier = read_state(state, "seconds")["seconds"] if state.is_file() else 0.0
+            begin = time.monotonic()
             write_atomically(config, to_yaml(run.settings))
+            write_state(state, {"identity": run.identity, "seconds": earlier, "done": False})
             _say(f"{run.name}: starts, log in {log}")
             with self._lock, open(log, "ab") as file:
                 if self._stopped:
                     return "interrupted"
-                write_state(state, {"identity": run.identity, "seconds": earlier, "since": time.time()})
                 program = subprocess.Popen(
                     [sys.executable, str(run.recipe), "--config", str(config)], stdin=subprocess.DEVNULL, stdout=file,
                     stderr=file, env=_environment(run, self.threads), start_new_session=True,
@@ -152,12 +131,14 @@ class Runner:
             with self._lock:
                 self._running.discard(program)
             seconds = earlier + time.monotonic() - begin
-            write_state(state, {"identity": run.identity, "seconds": seconds})
+            write_state(state, {"identity": run.identity, "seconds": seconds, "done": not status})
             if status:
                 return f"exit code {status}{_last_line(log)}, see {log}"
             if run.arm is not None:
-                write_record(self.places.record_path(run), collect(run, seconds))
-            write_state(state, {"identity": run.identity, "seconds": seconds, "digest": run.digest})
+                record = collect(run, seconds)
+                with self._lock:
+                    records = read_records(self.results / RECORDS)
+                    write_records(self.results / RECORDS, {**records, run.name: record})
         except (OSError, ValueError) as error:
             return str(error)
         return ""
@@ -174,10 +155,10 @@ class Runner:
         with ThreadPoolExecutor() as pool:
             errors = "\n".join(pool.map(self._check, map(list, map(dict.values, alike.values()))))
         if lines := [line for line in errors.splitlines() if line]:
-            raise InputError("; ".join(lines).replace(f"{self.places.runs / '_check'}{os.sep}", ""))
+            raise InputError("; ".join(lines).replace(f"{self.runs / '_check'}{os.sep}", ""))
 
     def _check(self, runs: Sequence[StudyRun]) -> str:
-        files = [self.places.runs / "_check" / f"{run.name}.yaml" for run in runs]
+        files = [self.runs / "_check" / f"{run.name}.yaml" for run in runs]
         for run, file in zip(runs, files, strict=True):
             write_atomically(file, to_yaml(run.settings))
         command = [sys.executable, str(runs[0].recipe), "--check", *map(str, files)]
@@ -185,22 +166,22 @@ class Runner:
         return done.stderr.strip()[-3000:] if done.returncode else ""
 
 
-def known_record(run: StudyRun, places: Places) -> Record | None:
-    """Loads the record of a run, or returns `None` if the run has not ended.
+def known_records(planned: Sequence[StudyRun], results: Path) -> dict[str, Record]:
+    """Loads the records of these runs.
 
     Raises:
-        InputError: If the record belongs to a run with other settings.
+        InputError: If a record belongs to a run with other settings.
     """
-    path = places.record_path(run)
-    if not path.is_file():
-        return None
-    record = read_record(path)
-    if _differences(record.identity, run):
-        raise InputError(
-            f"{path} is the record of a run with other settings ({_differences(record.identity, run)}); to repeat it, "
-            f"delete it and the folder {run.folder}, or give the study another name"
-        )
-    return replace(record, arm=run.arm or "")  # an arm may be renamed if its file name stays the same
+    records = read_records(results / RECORDS)
+    known = [run for run in planned if run.name in records]
+    for run in known:
+        if differences := _differences(records[run.name].identity, run):
+            raise InputError(
+                f"{results / RECORDS} has the record of {run.name} with other settings ({differences}); to repeat the "
+                f"run, delete that entry and the folder {run.folder}, or give the study another name"
+            )
+    # An arm may be renamed if its folder stays the same.
+    return {run.name: replace(records[run.name], arm=run.arm or "") for run in known}
 
 
 def _need_same_settings(run: StudyRun) -> None:
@@ -210,26 +191,15 @@ def _need_same_settings(run: StudyRun) -> None:
     has_results = any(run.folder.glob("**/checkpoint-*")) or any(run.folder.glob("evaluations/*"))
     if not state.is_file() or not has_results or run.settings.get("resume_with_changes"):
         return
-    then = read_state(state).get("identity", run.identity)
-    if _differences(then, run):
+    if differences := _differences(read_state(state, "identity")["identity"], run):
         raise InputError(
-            f"{run.folder} was begun with other settings ({_differences(then, run)}); restore them, set "
-            "resume_with_changes: true for its arm, delete the folder, or use another --runs-dir and --results-dir"
+            f"{run.folder} was begun with other settings ({differences}); restore them, set resume_with_changes: true "
+            "for its arm, delete the folder, or use another --runs-dir and --results-dir"
         )
 
 
 def _differences(then: Mapping[str, Any], run: StudyRun) -> str:
-    """Describes how an identity differs from that of a run. Fields that only divided the computation are left out."""
-    lines = changed_settings(then, run.identity)
-    return "; ".join(line.removeprefix("fields.") for line in lines if not line.startswith(_DIVISION))
-
-
-def _seconds_of_attempts(run: StudyRun) -> float:
-    """Returns the wall time of earlier attempts. One that outlived its study ended with the last line of its log."""
-    state, log = run.folder / STATE, run.folder / LOG
-    found = read_state(state, "seconds") if state.is_file() else {"seconds": 0.0}
-    unseen = log.stat().st_mtime - found["since"] if "since" in found and log.is_file() else 0.0
-    return float(found["seconds"] + max(0.0, unseen))
+    return "; ".join(line.removeprefix("fields.") for line in changed_settings(then, run.identity))
 
 
 def _environment(run: StudyRun, threads: int) -> Mapping[str, str]:
@@ -238,9 +208,9 @@ def _environment(run: StudyRun, threads: int) -> Mapping[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
 
 
-def _has_ended(run: StudyRun) -> bool:
-    state = run.folder / STATE
-    return state.is_file() and read_state(state).get("digest") == run.digest
+def _is_done(run: StudyRun) -> bool:
+    state = read_state(run.folder / STATE) if (run.folder / STATE).is_file() else {}
+    return bool(state.get("done")) and not _differences(state["identity"], run)
 
 
 def _last_line(log: Path) -> str:

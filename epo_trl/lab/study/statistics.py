@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from statistics import fmean, stdev
 
-import numpy as np
 import pandas as pd
 from scipy import stats
 
@@ -67,16 +65,11 @@ def pairs_needed(deviation: float, difference: float) -> float:
     """
     if difference == 0 or not math.isfinite(deviation):
         return math.inf
-    pairs = np.arange(2, MOST_PAIRS + 1)
-    enough = pairs[pairs >= (_quantiles() * deviation / difference) ** 2]
-    return float(enough[0]) if len(enough) else math.inf
-
-
-@cache
-def _quantiles() -> np.ndarray:
-    """Returns t_a + t_b of `pairs_needed` for 2 to `MOST_PAIRS` pairs."""
-    freedom = np.arange(1, MOST_PAIRS)
-    return stats.t.ppf((1 + CONFIDENCE) / 2, freedom) + stats.t.ppf(POWER, freedom)
+    ratio, quantiles = deviation / difference, ((1 + CONFIDENCE) / 2, POWER)
+    pairs = max(2, int((sum(stats.norm.ppf(quantiles)) * ratio) ** 2))  # a lower bound
+    while pairs <= MOST_PAIRS and pairs < (sum(stats.t.ppf(quantiles, pairs - 1)) * ratio) ** 2:
+        pairs += 1
+    return float(pairs) if pairs <= MOST_PAIRS else math.inf
 
 
 def fisher_exact(wins: int, count: int, other_wins: int, other_count: int) -> float:
