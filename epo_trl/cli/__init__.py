@@ -29,7 +29,7 @@ COMMANDS = {
     },
     "Experiments": {
         "study": ("epo_trl.lab.study.command", False, "run methods x seeds from one YAML file and write a report"),
-        "plot": ("epo_trl.lab.plot", False, "draw reward, success and entropy curves of runs"),
+        "plot": ("epo_trl.lab.plots", False, "draw reward, success and entropy curves of runs"),
         "audit-credit": (
             "epo_trl.lab.credit_audit.command",
             True,

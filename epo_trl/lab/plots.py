@@ -1,11 +1,12 @@
-"""The paper's training curves, drawn from the TensorBoard files of finished, running or resumed runs."""
+"""`epo-trl plot`: the paper's training curves, from the TensorBoard files of finished, running or resumed runs."""
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from epo_trl.cli.base import at_least, make_parser, need_file, say
 from epo_trl.errors import InputError
 
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values
@@ -46,87 +48,84 @@ PANELS = (
         "entropy in nats: early turns (solid), late turns (dashed)",
         {"train/entropy/early_turns": "-", "train/entropy/late_turns": "--"},
     ),
-    Panel("invalid turns, %", {"train/env/invalid_actions": "-"}, percent=True, from_zero=True),
+    Panel("invalid turns, %", {"train/env/invalid_actions": "-"}, percent=True),
     Panel("IID success, %", {"eval/iid/success_rate": "-"}, percent=True, dots=True),
     Panel("OOD success, %", {"eval/ood/success_rate": "-"}, percent=True, dots=True),
 )
 TAGS = tuple(tag for panel in PANELS for tag in panel.tags)
 
 
+def main(argv: Sequence[str]) -> int:
+    """Writes the image and returns the exit code."""
+    args = _parser().parse_args(argv)
+    need_file(args.out)
+    say(f"wrote {plot_runs(args.runs, args.out, labels=args.labels, window=args.window)}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "plot", "Draws training reward, training, IID and OOD success, and the entropy of early and late turns."
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="output directory of a training run")
+    parser.add_argument("--out", required=True, metavar="PNG", help="image file to write")
+    parser.add_argument(
+        "--labels",
+        nargs="+",
+        metavar="LABEL",
+        help="one label per run; runs with equal labels are averaged (default: the directory's name without -seedN, "
+        "after its folder where runs of several folders would share it)",
+    )
+    parser.add_argument(
+        "--window", type=at_least(1), default=10, help="number of points in the running mean (default: 10)"
+    )
+    return parser
+
+
 def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Curve]:
     """Reads `{tag: (steps, values)}` of the logged tags among `tags` (`None`: all), with ascending steps.
 
-    Searches the directory recursively. Where the steps go back, a run was resumed or started again: what was logged of
-    later steps before is left out, and the newest value of a step wins. The values of step 0 belong to the run that
-    follows them, so one that starts again without any has none. Values that are not finite are left out.
+    Searches the directory recursively. Where the steps go back, a run was resumed: what was logged of later steps
+    before is left out, and the newest value of a step wins. Values that are not finite are left out.
     """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     folder = Path(run)
     files = sorted(folder.rglob("*tfevents*"))
     if not files:
         what = "not a directory" if not folder.is_dir() else "no TensorBoard event file in it or its subfolders"
         raise InputError(f"run: expected the output directory of a training run, got {folder} ({what})")
-    _need_one_run(folder, files)
-    curves = {}
-    for tag, known in _newest_branch(_read_in_order(files), tags).items():
-        finite = [(step, value) for step, value in sorted(known.items()) if math.isfinite(value)]
-        if finite:
-            curves[tag] = (np.array([step for step, _ in finite]), np.array([value for _, value in finite]))
-    return curves
-
-
-def _newest_branch(events: Iterable[tuple[str, Any]], tags: Sequence[str] | None) -> dict[str, dict[int, float]]:
-    """Returns the values of the tags by step, without those that a resumed run or one started again left behind."""
-    points: dict[str, dict[int, float]] = {tag: {} for tag in tags or ()}
-    start: dict[str, dict[int, float]] = {}  # values of step 0 after the last later step, so of the run that follows
-    first, last = math.inf, 0
-    for tag, event in events:
-        if event.step and tag.startswith(("train/", "eval/")):  # a trainer that is to resume may evaluate at step 0
-            if event.step < last and event.step <= first:  # started again
-                points = {name: start.get(name, {}) for name in points}
-            elif event.step < last:
-                points = {name: {s: known[s] for s in known if s <= event.step} for name, known in points.items()}
-            first, last, start = min(first, event.step), event.step, {}
-        if tags is None or tag in points:
-            points.setdefault(tag, {})[event.step] = event.value
-            if not event.step:
-                start[tag] = {0: event.value}
-    return points
-
-
-def _read_in_order(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
-    """Yields tag and event of each value, by wall time within a file, from the oldest file on."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    found = []
-    for file in files:
-        reader = EventAccumulator(str(file), size_guidance={"scalars": 0}, purge_orphaned_data=False)
-        reader.Reload()
-        events = [(tag, event) for tag in reader.Tags()["scalars"] for event in reader.Scalars(tag)]
-        if events:
-            found.append(sorted(events, key=_time))
-    for events in sorted(found, key=lambda file: _time(file[0])):
-        yield from events
-
-
-def _time(tagged: tuple[str, Any]) -> tuple[float, int]:
-    return tagged[1].wall_time, tagged[1].step
-
-
-def _need_one_run(folder: Path, files: Sequence[Path]) -> None:
-    """Raises `InputError` if the files belong to several runs. All attempts of one run share a folder `runs`."""
+    # All attempts of one run share a folder `runs`: the last one of a path, since runs may lie in `runs` too.
     places = [f"/{file.relative_to(folder).parent.as_posix()}/" for file in files]
-    runs = {place.rpartition("/runs/")[0].strip("/") for place in places}  # the last one: runs may lie in `runs` too
-    if len(runs) > 1:
+    several = sorted({place.rpartition("/runs/")[0].strip("/") or "." for place in places})
+    if len(several) > 1:
         raise InputError(
-            f"run: expected the output directory of one run, got {folder}, which holds several "
-            f"({', '.join(sorted(run or '.' for run in runs))}); pass these directories one by one"
+            f"run: expected the output directory of one run, got {folder}, which holds several ({', '.join(several)}); "
+            "pass these directories one by one"
         )
+    events = []
+    for file in files:
+        reader = EventAccumulator(str(file), size_guidance={"scalars": 0}, purge_orphaned_data=False).Reload()
+        scalars = ((tag, event) for tag in reader.Tags()["scalars"] for event in reader.Scalars(tag))
+        events += [(event.wall_time, event.step, tag, event.value) for tag, event in scalars]
+    points: dict[str, dict[int, float]] = {tag: {} for tag in tags or ()}
+    last = 0
+    for _, step, tag, value in sorted(events):
+        if step and tag.startswith(("train/", "eval/")):  # a trainer that is to resume may evaluate at step 0
+            if step < last:
+                points = {name: {s: known[s] for s in known if s <= step} for name, known in points.items()}
+            last = step
+        if (tags is None or tag in points) and math.isfinite(value):
+            points.setdefault(tag, {})[step] = value
+    return {
+        tag: (np.array(sorted(known)), np.array([known[step] for step in sorted(known)]))
+        for tag, known in points.items()
+        if known
+    }
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     """Averages each value with the `window - 1` values before it. The first `window - 1` values get no mean."""
-    if window < 1:
-        raise InputError(f"window: expected an integer >= 1, got {window}")
     if len(values) < window:
         return np.empty(0)
     sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
@@ -142,25 +141,24 @@ def average_seeds(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.n
     first, last = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
     union = np.unique(np.concatenate([steps for steps, _ in curves]))
     steps = union[(union >= first) & (union <= last)]
-    values = np.stack([np.interp(steps, own_steps, own_values) for own_steps, own_values in curves])
     if not len(steps):
         return steps, steps, steps, steps
+    values = np.stack([np.interp(steps, own_steps, own_values) for own_steps, own_values in curves])
     return steps, values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
-def default_label(run: str | Path) -> str:
-    """Returns the directory's name without a trailing `-seedN` or `_seedN`: seeds of one setting share a label."""
-    name = Path(run).resolve().name
-    return re.sub(r"[-_]seed[-_]?\d+$", "", name) or name
+def default_labels(runs: Sequence[str | Path]) -> list[str]:
+    """Labels runs by their directory's name without `-seedN` or `_seedN`, so that seeds of one setting share a label.
 
-
-def _default_labels(runs: Sequence[str | Path]) -> list[str]:
-    """Returns the default label of each run, after its folder where runs of several folders would share it."""
-    labels = [default_label(run) for run in runs]
-    places = {(label, Path(run).resolve().parent) for label, run in zip(labels, runs, strict=True)}
-    count = Counter(label for label, _ in places)
+    If runs of several folders would share a label, it begins with the folder.
+    """
+    names = [Path(run).resolve().name for run in runs]
+    labels = [re.sub(r"[-_]seed[-_]?\d+$", "", name) or name for name in names]
+    places = Counter(
+        label for label, _ in {(label, Path(run).resolve().parent) for label, run in zip(labels, runs, strict=True)}
+    )
     return [
-        f"{Path(run).parent}/{label}" if count[label] > 1 else label for label, run in zip(labels, runs, strict=True)
+        f"{Path(run).parent}/{label}" if places[label] > 1 else label for label, run in zip(labels, runs, strict=True)
     ]
 
 
@@ -181,16 +179,11 @@ def plot_runs(
         window: Number of points of the running mean, which is computed per run before averaging.
         panels: Axes to draw; by default the paper's curves.
     """
-    labels = _default_labels(runs) if labels is None else list(labels)
-    if not runs:
-        raise InputError("runs: expected at least one run directory, got none")
+    labels = default_labels(runs) if labels is None else labels
     if len(labels) != len(runs):
         raise InputError(f"labels: expected one per run, got {len(labels)} for {len(runs)} runs")
     path = Path(out)
     path = path if path.suffix else path.with_suffix(".png")
-    known = Figure().canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in known:
-        raise InputError(f"out: expected a file whose name ends in one of {', '.join(known)}, got {out}")
     groups: dict[str, list[dict[str, Curve]]] = {}
     for run, label in zip(runs, labels, strict=True):
         groups.setdefault(label, []).append(read_run(run, [tag for panel in panels for tag in panel.tags]))
@@ -199,13 +192,20 @@ def plot_runs(
     columns = 2 if count == 4 else min(3, count)
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(5 * columns, 3.75 * rows), layout="constrained")
-    drawn_on, (legend, *rest) = np.split(figure.subplots(rows, columns, squeeze=False).flatten(), [len(panels)])
-    for panel, axis in zip(panels, drawn_on, strict=True):
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel, axis in zip(panels, axes, strict=False):
         _draw_panel(axis, panel, groups, window)
-    _draw_legend(legend, groups)
-    for axis in rest:
+    for axis in axes[len(panels) :]:
         axis.axis("off")
-    figure.supxlabel(_note(columns, window, max(map(len, groups.values()))), fontsize=9, color="0.4")
+    lines = [Line2D([], [], color=f"C{index % 10}", linewidth=2.5) for index in range(len(groups))]
+    names = [label if len(runs) == 1 else f"{label} ({len(runs)} runs)" for label, runs in groups.items()]
+    legend = axes[len(panels)].legend(lines, names, loc="upper left", frameon=False, fontsize=11)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    note = f"Lines: running mean over {window} points, where there are as many. Pale: values before smoothing."
+    if max(map(len, groups.values())) > 1:
+        note += "\nRuns with one label: mean, shaded from lowest to highest."
+    figure.supxlabel(note, fontsize=9, color="0.4")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return path
@@ -219,7 +219,8 @@ def _draw_panel(axis: Any, panel: Panel, groups: dict[str, list[dict[str, Curve]
     drawn = False
     for index, runs in enumerate(groups.values()):
         for tag, style in panel.tags.items():
-            drawn |= _draw_curve(axis, [run[tag] for run in runs if tag in run], f"C{index % 10}", style, panel, window)
+            curves = [run[tag] for run in runs if tag in run]
+            drawn |= bool(curves) and _draw_curve(axis, curves, f"C{index % 10}", style, panel, window)
     if panel.percent:
         axis.set_ylim(-3, 103)
     elif drawn and panel.from_zero:
@@ -229,14 +230,10 @@ def _draw_panel(axis: Any, panel: Panel, groups: dict[str, list[dict[str, Curve]
         reason = "no common step of the runs of a label" if is_logged else "not logged by any run"
         text = "\n".join([reason, *panel.tags])
         axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes, color="0.4")
-        axis.set_xticks([])
-        axis.set_yticks([])
 
 
 def _draw_curve(axis: Any, curves: list[Curve], color: str, style: str, panel: Panel, window: int) -> bool:
     """Draws one curve; returns whether there was anything to draw."""
-    if not curves:
-        return False
     scale = 100.0 if panel.percent else 1.0
     if min(len(steps) for steps, _ in curves) <= window:
         window = 1  # too few points for a running mean
@@ -247,24 +244,10 @@ def _draw_curve(axis: Any, curves: list[Curve], color: str, style: str, panel: P
     if len(curves) > 1:
         axis.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
     raw_steps, raw_mean, _, _ = average_seeds(curves)
-    if panel.dots:
-        axis.plot(raw_steps, scale * raw_mean, color=color, linestyle="", marker=".", alpha=0.45)
-    else:
-        axis.plot(raw_steps, scale * raw_mean, color=color, linestyle=style, linewidth=0.7, alpha=0.3)
+    pale = (
+        {"linestyle": "", "marker": ".", "alpha": 0.45}
+        if panel.dots
+        else {"linestyle": style, "linewidth": 0.7, "alpha": 0.3}
+    )
+    axis.plot(raw_steps, scale * raw_mean, color=color, **pale)
     return bool(len(steps))
-
-
-def _draw_legend(axis: Any, groups: dict[str, list[dict[str, Curve]]]) -> None:
-    axis.axis("off")
-    lines = [Line2D([], [], color=f"C{index % 10}", linewidth=2.5) for index in range(len(groups))]
-    names = [label if len(runs) == 1 else f"{label} ({len(runs)} runs)" for label, runs in groups.items()]
-    for text in axis.legend(lines, names, loc="upper left", frameon=False, fontsize=11).get_texts():
-        text.set_parse_math(False)
-
-
-def _note(columns: int, window: int, seeds: int) -> str:
-    """Explains the lines in a note as wide as `columns` panels."""
-    parts = [f"Lines: running mean over {window} points, where there are as many.", "Pale: values before smoothing."]
-    if seeds > 1:
-        parts.append("Runs with one label: mean, shaded from lowest to highest.")
-    return ("  " if columns > 2 else "\n").join(parts)
