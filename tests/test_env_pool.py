@@ -1,7 +1,6 @@
 """Games in worker processes: what dies or hangs costs its own episodes, is counted, and leaves no process behind."""
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -68,40 +67,11 @@ def test_all_that_a_suite_has_is_asked_of_the_one_in_the_pool(name):
     assert getattr(pooled, name)("train") == (name, "train")
 
 
-def test_what_is_new_in_a_suite_needs_no_line_in_the_pool(monkeypatch):
-    monkeypatch.setattr(TaskSuite, "hints", lambda self: "the default", raising=False)
-    monkeypatch.setattr(TaskSuite, "difficulty", property(lambda self: 0), raising=False)
-
-    class NewSuite(ToySuite):
-        difficulty = property(lambda self: self.move_limit)
-
-        def hints(self):
-            return f"of {self.name}"
-
-        def of_its_own(self, times):
-            return "hm" * times
-
-    monkeypatch.setitem(globals(), "NewSuite", NewSuite)
-    NewSuite.__qualname__ = "NewSuite"
-    for pooled in (PooledSuite(NewSuite()), pickle.loads(pickle.dumps(PooledSuite(NewSuite())))):
-        assert (pooled.hints(), pooled.difficulty, pooled.of_its_own(2)) == ("of treasure-hunt", 30, "hmhm")
-    assert PooledSuite(ToySuite()).hints() == "the default"
-    with pytest.raises(AttributeError, match="of_its_own"):
-        PooledSuite(ToySuite()).of_its_own(2)
-
-
 def test_a_pool_says_what_is_its_own():
     pooled = PooledSuite(ToySuite(), PoolSettings(workers=3))
     assert isinstance(pooled, TaskSuite) and pooled.pool.workers == 3 and pooled.move_limit == 30
     pooled.settings = {"move_limit": 30}
     assert pooled.settings == {"move_limit": 30} and pooled.suite.settings == {}
-
-
-def test_the_settings_of_a_suite_follow_its_fields_and_those_of_a_pool_its_workers():
-    suite = TrapSuite(rooms=2)
-    pooled, before = PooledSuite(suite), suite.settings
-    suite.rooms = 3
-    assert (before["rooms"], suite.settings["rooms"], pooled.settings["rooms"]) == (2, 3, 2)
 
 
 # --- Steps ---------------------------------------------------------------------------------------------------------

@@ -2,13 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from epo_trl.envs.base import EnvError, Faults, TaskSuite
-from epo_trl.envs.pool.env import PooledEnv
-from epo_trl.envs.pool.worker import PoolSettings, Worker
+from epo_trl.envs.base import AsyncTextEnv, EnvError, Faults, Info, TaskSuite
+from epo_trl.envs.pool.worker import PoolSettings, Worker, WorkerLost, WorkerProcess
+
+
+class PooledEnv(AsyncTextEnv):
+    """An environment in a worker process. Its calls raise `WorkerLost` if the process died or hung.
+
+    Args:
+        worker: Worker that holds the environment.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._seat = worker, worker.take_seat()
+        self._free = weakref.finalize(self, worker.forget_seat, self._seat)
+        self._process: WorkerProcess | None = None  # the process with the running episode
+
+    def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Starts a reset; `reset_wait` returns its result. If the process is lost, the reset is retried in another."""
+        if not self._free.alive:
+            raise EnvError("reset: the environment is closed; create another")
+        self._process, self._pending = None, self._worker.submit(self._worker.reset, self._seat, seed, options)
+
+    def reset_wait(self) -> tuple[str, Info]:
+        """Returns the result of `reset_async`."""
+        self._process, answer = self._requested()
+        return answer
+
+    def step_async(self, action: str) -> None:
+        """Starts a step; `step_wait` returns its result."""
+        if self._process is None:
+            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+        self._pending = self._worker.submit(self._worker.step, self._process, self._seat, action)
+
+    def reseed(self, seed: int) -> None:
+        """Seeds the random numbers of the environment in its process."""
+        self._worker.submit(self._worker.reseed, self._seat, seed).result()
+
+    def close(self) -> None:
+        """Closes the environment and, with a worker's last one, stops the process. May be called twice.
+
+        Waits for the environment's own `close()`, unless the process is at work: it may hang.
+
+        Raises:
+            EnvError: If the environment's `close()` raised an exception.
+        """
+        if not self._free.detach():
+            return
+        self._process = self._pending = None
+        try:
+            is_idle, closing = self._worker.is_idle, self._worker.submit(self._worker.close_env, self._seat)
+            if is_idle:
+                with contextlib.suppress(WorkerLost):
+                    closing.result()
+        finally:
+            self._worker.forget_seat(self._seat)
 
 
 class PooledSuite(TaskSuite):
@@ -29,7 +83,11 @@ class PooledSuite(TaskSuite):
         self.suite = suite
         self.pool = settings or PoolSettings()
         self.settings = suite.settings  # of the games in the workers, which have a copy of the suite
-        self._workers = self._make_workers()
+        try:
+            sent = pickle.dumps(suite)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise EnvError(f"suite: {suite.name!r} cannot be sent to a worker process: {error}") from error
+        self._workers = [Worker(sent, self.pool) for _ in range(self.pool.workers)]
 
     def __getattribute__(self, name: str) -> Any:
         """Returns an attribute of this object or its class, names with an underscore included, or the suite's."""
@@ -44,22 +102,11 @@ class PooledSuite(TaskSuite):
 
     def make_env(self) -> PooledEnv:
         """Creates an environment in the worker that has the fewest."""
-        return PooledEnv(min(self._workers, key=len), self.pool)
+        return PooledEnv(min(self._workers, key=len))
 
     def faults(self) -> Faults:
         """Returns the failure counts of the workers so far."""
         return sum((worker.faults for worker in self._workers), self.suite.faults())
 
-    def _make_workers(self) -> list[Worker]:
-        try:
-            sent = pickle.dumps(self.suite)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise EnvError(f"suite: {self.suite.name!r} cannot be sent to a worker process: {error}") from error
-        return [Worker(sent) for _ in range(self.pool.workers)]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_workers"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._workers = self._make_workers()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PooledSuite, (self.suite, self.pool)

@@ -20,27 +20,16 @@ from epo_trl.envs.base import EnvError, TaskSuite, TextEnv
 from epo_trl.envs.border import error_text
 
 
-class Games:
-    """The environments of a worker, by seat.
-
-    Args:
-        suite: Suite that creates them.
-    """
-
-    def __init__(self, suite: TaskSuite) -> None:
-        self._suite = suite
-        self._envs: dict[int, TextEnv] = {}
-
-    def answer(self, seat: int, what: str, arguments: tuple[Any, ...]) -> Any:
-        """Runs `"reset"`, `"step"`, `"reseed"` or `"close"` on the seat's environment and returns the result."""
-        if what == "close":
-            return self._envs.pop(seat).close() if seat in self._envs else None
-        if seat not in self._envs:
-            self._envs[seat] = self._suite.make_env()
-        if what == "reset":
-            seed, options = arguments
-            return self._envs[seat].reset(seed=seed, options=options)
-        return getattr(self._envs[seat], what)(*arguments)
+def answer(suite: TaskSuite, envs: dict[int, TextEnv], seat: int, what: str, arguments: tuple[Any, ...]) -> Any:
+    """Runs `"reset"`, `"step"`, `"reseed"` or `"close"` on the seat's environment and returns the result."""
+    if what == "close":
+        return envs.pop(seat).close() if seat in envs else None
+    if seat not in envs:
+        envs[seat] = suite.make_env()
+    if what == "reset":
+        seed, options = arguments
+        return envs[seat].reset(seed=seed, options=options)
+    return getattr(envs[seat], what)(*arguments)
 
 
 def main() -> None:
@@ -49,19 +38,20 @@ def main() -> None:
     os.register_at_fork(after_in_child=connection.close)  # else a game's child would keep our end of the pipe open
     requests: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read, args=(connection, requests), daemon=True).start()
-    sys.path[:], python_path, suite = requests.get()
+    sys.path[:], python_path, pickled = requests.get()
     del os.environ["PYTHONPATH"]
     if python_path is not None:
         os.environ["PYTHONPATH"] = python_path
-    games: Games | None = None
+    suite: TaskSuite | None = None
+    envs: dict[int, TextEnv] = {}
     while True:
         request = requests.get()
         try:
-            games = games or Games(pickle.loads(suite))
-            answer = pickle.dumps((True, games.answer(*request)))
+            suite = suite or pickle.loads(pickled)
+            message = pickle.dumps((True, answer(suite, envs, *request)))
         except BaseException as error:  # Ctrl-C does not arrive here: the process leads its own session
-            answer = pickle.dumps((False, str(error) if isinstance(error, EnvError) else error_text(error)))
-        connection.send_bytes(answer)
+            message = pickle.dumps((False, str(error) if isinstance(error, EnvError) else error_text(error)))
+        connection.send_bytes(message)
 
 
 def _read(connection: Connection, requests: SimpleQueue[Any]) -> None:

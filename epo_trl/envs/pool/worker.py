@@ -1,4 +1,4 @@
-"""The pool's end of a worker process: requests, time limits, and restarts of lost processes."""
+"""A worker process, and the thread of this process that asks it: one request at a time, in order."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import os
 import pickle
 import subprocess
 import sys
-import time
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import count
 from multiprocessing import Pipe
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from epo_trl.bounds import Count, CountOrZero, Positive, check_bounds
 from epo_trl.envs.base import EnvError, Faults
-from epo_trl.envs.border import ends_episode_alone, error_text
 from epo_trl.envs.seats import Seats
 from epo_trl.envs.supervisor import ChildProcess
 
@@ -47,21 +49,115 @@ class WorkerLost(EnvError):
     """The process that held the environment died, or hung and was killed."""
 
 
-class Worker(Seats):
-    """A process with environments. It starts with its first request and restarts after a loss. Not thread-safe.
+class WorkerProcess:
+    """One running worker process. Only the thread of its worker asks it.
 
     Args:
         suite: The pickled suite.
 
     Attributes:
-        faults: Failure counts so far.
+        child: The process.
     """
 
     def __init__(self, suite: bytes) -> None:
+        self._pipe, theirs = Pipe()
+        self.child = ChildProcess(
+            "the environment worker",
+            [sys.executable, "-P", "-m", "epo_trl.envs.pool.program", str(theirs.fileno())],
+            self._pipe.close,
+            lambda: None,  # the thread may be waiting at the pipe, and closes it by dropping this object
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # the games' output
+            env={**os.environ, "PYTHONPATH": str(_LIBRARY)},  # until the process has read the run's own
+        )
+        theirs.close()
+        self._seconds_to_start = START_SECONDS
+        self._pipe.send((sys.path, os.environ.get("PYTHONPATH"), suite))
+
+    def ask(self, seat: int, what: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+        """Sends a request and returns its answer.
+
+        Raises:
+            EnvError: If the environment raised it.
+            WorkerLost: If the process died, or hung and was killed.
+        """
+        if self.child.end:
+            raise WorkerLost(self.child.end)
+        seconds, self._seconds_to_start = seconds + self._seconds_to_start, 0.0
+        try:
+            self._pipe.send((seat, what, arguments))
+            if not self._pipe.poll(seconds):
+                self.child.close_hung(seconds)
+                raise WorkerLost(self.child.end)
+            answer = self._pipe.recv_bytes()
+        except (EOFError, OSError) as error:
+            self.child.close_dead()
+            raise WorkerLost(self.child.end) from error
+        is_good, result = pickle.loads(answer)
+        if not is_good:
+            raise EnvError(result)
+        return result
+
+
+class Worker(Seats):
+    """A process with environments. It starts with its first request and restarts after a loss.
+
+    Args:
+        suite: The pickled suite.
+        settings: Time limits and retries.
+
+    Attributes:
+        faults: Failure counts so far.
+    """
+
+    def __init__(self, suite: bytes, settings: PoolSettings) -> None:
         super().__init__()
         self.faults = Faults()
-        self._suite = suite
+        self._suite, self._settings = suite, settings
         self._process: WorkerProcess | None = None
+        self._last: Future[Any] | None = None
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=_work, args=(self._requests,), name="environment worker", daemon=True).start()
+        weakref.finalize(self, self._requests.put, None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all requests have been answered."""
+        return self._last is None or self._last.done()
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Calls a method of this worker in its thread, after the calls before it."""
+        self._last = Future()
+        self._requests.put((self._last, function, arguments))
+        return self._last
+
+    def reset(self, seat: int, seed: int | None, options: dict[str, Any] | None) -> tuple[WorkerProcess, Any]:
+        """Resets an environment; again in another process if one is lost. Returns the process and its answer."""
+        for _ in range(self._settings.reset_retries):
+            try:
+                return self._reset(seat, seed, options)
+            except WorkerLost:
+                self.faults.retries += 1
+        return self._reset(seat, seed, options)
+
+    def _reset(self, seat: int, *start: Any) -> tuple[WorkerProcess, Any]:
+        process = self._living_process(seat)
+        return process, self._ask(process, seat, "reset", start, self._settings.reset_seconds)
+
+    def step(self, process: WorkerProcess, seat: int, action: str) -> Any:
+        """Steps an environment in the process of its episode."""
+        return self._ask(process, seat, "step", (action,), self._settings.step_seconds)
+
+    def reseed(self, seat: int, seed: int) -> None:
+        """Seeds the random numbers of an environment."""
+        self._ask(self._living_process(seat), seat, "reseed", (seed,), self._settings.step_seconds)
+
+    def close_env(self, seat: int) -> None:
+        """Closes an environment, if its process still lives."""
+        process = self._process
+        if process is not None and process.child.is_alive:
+            self._ask(process, seat, "close", (), self._settings.step_seconds)
 
     def forget_seat(self, seat: int) -> None:
         """Frees a seat. The process stops with the last one."""
@@ -70,128 +166,28 @@ class Worker(Seats):
             self._process.child.close()
             self._process = None
 
-    def process(self) -> WorkerProcess:
-        """Returns the process; starts one if there is none or it was lost."""
+    def _living_process(self, seat: int) -> WorkerProcess:
+        if seat not in self._seats:  # closed meanwhile; nobody would stop the process
+            raise EnvError("the environment is closed")
         if self._process is not None and not self._process.child.is_alive:
             self.faults.restarts += 1
             self._process = None
-        if self._process is None:
-            self._process = WorkerProcess(self._suite, self.faults)
+        self._process = self._process or WorkerProcess(self._suite)
         return self._process
 
-
-class WorkerProcess:
-    """One running worker process. It answers requests in the order of their arrival.
-
-    Args:
-        suite: The pickled suite.
-        faults: Counter of time-outs.
-
-    Attributes:
-        child: The process.
-    """
-
-    def __init__(self, suite: bytes, faults: Faults) -> None:
-        self._ours, theirs = Pipe()
-        self.child = ChildProcess(
-            "the environment worker",
-            [sys.executable, "-P", "-m", "epo_trl.envs.pool.program", str(theirs.fileno())],
-            self._ours.close,
-            self._ours.close,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # the games' output
-            env={**os.environ, "PYTHONPATH": str(_LIBRARY)},  # until the process has read the run's own
-        )
-        theirs.close()
-        self._faults = faults
-        self._numbers = count()
-        self._limits: dict[int, float] = {}  # seconds of each pending request, the oldest first
-        self._since = 0.0  # start of the oldest pending request, as far as known
-        self._answers: dict[int, tuple[bool, Any]] = {}
-        self._unwanted: set[int] = set()
-        self._send((sys.path, os.environ.get("PYTHONPATH"), suite))
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether all requests have been answered, as far as is known."""
-        return not self._limits
-
-    def ask(self, seat: int, what: str, arguments: tuple[Any, ...], seconds: float) -> int:
-        """Sends a request and returns its number; `wait` returns its answer."""
-        number = next(self._numbers)
-        if not self._limits:
-            self._since = time.monotonic()
-        self._limits[number] = seconds if number else seconds + START_SECONDS
-        self._send((seat, what, arguments))
-        return number
-
-    def wait(self, number: int) -> Any:
-        """Returns the answer. The time of a request is counted from the answer to the one before it.
-
-        Raises:
-            EnvError: If the environment raised it.
-            WorkerLost: If the process died, or hung and was killed.
-        """
-        while number not in self._answers:
-            self._read_one()
-        is_good, result = self._answers.pop(number)
-        if not is_good:
-            raise EnvError(result)
-        return result
-
-    def has_answer(self, number: int) -> bool:
-        """Whether `wait` returns or raises at once."""
-        while number not in self._answers and not self.child.end:
-            seconds = next(iter(self._limits.values()))
-            if not self._ours.poll() and time.monotonic() < self._since + seconds:
-                return False
-            try:
-                self._read_one()
-            except WorkerLost:  # `wait` raises it to whoever waits for this number
-                break
-        return True
-
-    def forget(self, number: int) -> None:
-        """Records that nobody will wait for this request."""
-        if self._answers.pop(number, None) is None and number in self._limits:
-            self._unwanted.add(number)
-
-    def _send(self, message: Any) -> None:
-        if self.child.end:
-            return
+    def _ask(self, process: WorkerProcess, *request: Any) -> Any:
+        had_hung = process.child.hung
         try:
-            self._ours.send(message)
-        except OSError:
-            self.child.close_dead()
+            return process.ask(*request)
+        finally:
+            self.faults.timeouts += process.child.hung and not had_hung
 
-    def _read_one(self) -> None:
-        """Reads the answer to the oldest request."""
-        if self.child.end:
-            raise WorkerLost(self.child.end)
-        number, seconds = next(iter(self._limits.items()))
+
+def _work(requests: SimpleQueue[Any]) -> None:
+    while (request := requests.get()) is not None:
+        future, function, arguments = request
         try:
-            if not self._ours.poll(max(0.0, self._since + seconds - time.monotonic())):
-                self._faults.timeouts += 1
-                self.child.close_hung(seconds)
-                raise WorkerLost(self.child.end)
-            answer = self._ours.recv_bytes()
-        except (EOFError, OSError) as error:
-            self.child.close_dead()
-            raise WorkerLost(self.child.end) from error
-        self._since = time.monotonic()
-        del self._limits[number]
-        if number in self._unwanted:
-            self._unwanted.discard(number)
-        else:
-            self._answers[number] = _unpickled(answer)
-
-
-def _unpickled(answer: bytes) -> tuple[bool, Any]:
-    try:
-        is_good, result = pickle.loads(answer)
-    except BaseException as error:  # for example a class in `info` that cannot be imported here
-        if not ends_episode_alone(error):
-            raise
-        return False, f"the environment's answer cannot be read: {error_text(error)}"
-    return is_good, result
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+        del request, future, function, arguments  # which keep the worker and its process alive
