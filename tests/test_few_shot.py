@@ -3,7 +3,6 @@
 import pytest
 from rollout_parts import (
     QWEN,
-    THINKING,
     WIN,
     ScriptedEnv,
     ScriptedPolicy,
@@ -20,9 +19,7 @@ from trainer_kit import make_config, make_trainer
 
 from epo_trl.cli.imitation import DemonstrationArguments, demonstrations
 from epo_trl.envs.alfworld import GeneratedAlfworld
-from epo_trl.envs.base import EnvError, TaskSuite
-from epo_trl.envs.checker import EnvCheckError
-from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, parse_response, play_episodes
@@ -154,11 +151,6 @@ def test_a_state_at_the_end_of_an_episode_is_the_prompt_that_would_have_come_nex
     assert "the red box" in tokenizer.decode(longer.turns[1].prompt_ids)
 
 
-def test_an_example_is_the_same_with_a_chat_template_that_opens_the_reasoning():
-    tokenizer = byte_tokenizer(THINKING)
-    assert SHOWN in tokenizer.decode(build(react(tokenizer)).ids)
-
-
 # --- What is shown is data -----------------------------------------------------------------------------------------
 
 
@@ -223,13 +215,6 @@ def expert_examples(suite, count, *, max_turns, seed=0, env_options=None):
     return options.few_shot_of(suite, env_options).examples
 
 
-def test_an_environment_that_breaks_the_contract_is_told_the_fix_before_it_is_shown(monkeypatch):
-    info = TreasureHunt._info
-    monkeypatch.setattr(TreasureHunt, "_info", lambda self, state: {**info(self, state), "task": 3})
-    with pytest.raises(EnvCheckError, match="'task'. is 3.*Fix: make it a str"):
-        expert_examples(ToySuite(), 1, max_turns=7)
-
-
 def test_examples_are_won_by_the_expert_on_training_tasks_and_the_seed_chooses_them():
     suite = Watched()
     found = expert_examples(suite, 3, max_turns=7, env_options={"level": "easy"})
@@ -273,11 +258,6 @@ def test_a_file_is_shown_as_it_is(tmp_path, tokenizer, monkeypatch):
     assert "\n\nSo {geht} es.\nUnd Schluß.\n\nThis is" in tokenizer.decode(
         build(react(tokenizer, examples=shots.examples)).ids
     )
-
-
-def test_without_the_option_nothing_is_played():
-    suite = Watched()
-    assert FewShotArguments().few_shot_of(suite, {}) == FewShot() and not suite.resets
 
 
 def test_a_tiny_model_reads_every_word_of_an_example():
@@ -344,23 +324,10 @@ def test_a_number_of_examples_and_a_file_exclude_each_other():
         FewShotArguments(few_shot=2, few_shot_file="a.txt")
 
 
-@pytest.mark.parametrize("content", [None, b"", b" \n", "für".encode("latin-1")])
-def test_a_file_that_cannot_be_shown_is_named(tmp_path, content):
-    path = tmp_path / "mine.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ValueError, match="few_shot_file: expected .*, got .*mine.txt', which"):
-        read_example(str(path))
-
-
-def test_a_suite_without_expert_or_training_tasks_is_named():
-    class NoExpert(ToySuite):
-        make_expert = TaskSuite.make_expert
-
-    with pytest.raises(EnvError, match="few_shot: expected 0, got 1, but the task suite 'treasure-hunt' has no expert"):
-        expert_examples(NoExpert(), 1, max_turns=7)
-    with pytest.raises(EnvError, match="few_shot: expected 0, got 1, but .*'alfworld-generated' has no training tasks"):
-        expert_examples(GeneratedAlfworld(n_train=0), 1, max_turns=7)
+def test_an_empty_file_is_named(tmp_path):
+    (tmp_path / "mine.txt").write_text(" \n")
+    with pytest.raises(ValueError, match="few_shot_file: expected a text, got .*mine.txt', which is empty"):
+        read_example(str(tmp_path / "mine.txt"))
 
 
 def test_a_template_that_has_no_place_for_examples_is_named(tokenizer):

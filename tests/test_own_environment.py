@@ -92,14 +92,6 @@ class Clashing:
 
 
 @dataclass
-class Elsewhere:
-    config: str = ""
-
-    def make_suite(self):
-        return ToySuite()
-
-
-@dataclass
 class Returning:
     def make_suite(self):
         return TreasureHunt()
@@ -118,12 +110,11 @@ class MakingNameless:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ("Plain", "expected a dataclass.*write @dataclass above the class"),
+        ("Plain", "expected a settings dataclass .write @dataclass above the class"),
         ("Clashing", "Clashing and EPOConfig both have a field 'seed'.*rename the field.*'game_seed'"),
-        ("Elsewhere", "Elsewhere and every recipe both have a field 'config'"),
-        ("Returning", r"Returning.make_suite\(\) to return .*got .*TreasureHunt"),
-        ("MakingNameless", "Nameless of MakingNameless has no name; set the class attribute `name`"),
-        ("parse", r"a settings dataclass .*which has no make_suite\(\)"),
+        ("Returning", r"Returning.make_suite\(\) to return a TaskSuite, got .*TreasureHunt"),
+        ("MakingNameless", "Nameless of MakingNameless has no name"),
+        ("parse", r"expected a settings dataclass .*with `def make_suite\(self\)`.*got 'test_own"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_a_way_to_mend_them(settings, says):

@@ -171,36 +171,22 @@ def test_an_unknown_name_is_named_with_the_templates_there_are():
         PromptTemplate.load("alfwrld")
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_missing_file_is_named(folder, part):
-    (folder / f"{part}.txt").unlink()
-    with pytest.raises(TemplateError, match=f"mine/{part}.txt is missing"):
-        PromptTemplate.load(folder)
-
-
-@pytest.mark.parametrize("part", ["first", "next"])
-def test_a_prompt_without_the_task_is_an_error_that_names_the_file(folder, part):
-    (folder / f"{part}.txt").write_text("{observation}")
-    with pytest.raises(TemplateError, match=f"mine/{part}.txt never shows {{task}}"):
-        PromptTemplate.load(folder)
-
-
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("text", ["{task} {", "{task} }", '{task} {"json": 1'])
-def test_unbalanced_braces_are_an_error_that_names_the_file_and_the_way_out(folder, part, text):
-    (folder / f"{part}.txt").write_text(text)
-    with pytest.raises(TemplateError, match=f"mine/{part}.txt: .*write {{{{ and }}}} for literal braces"):
-        PromptTemplate.load(folder)
-
-
-def test_a_file_that_is_not_utf_8_is_named(folder):
-    (folder / "first.txt").write_bytes("{task} für".encode("latin-1"))
-    with pytest.raises(TemplateError, match="mine/first.txt is not UTF-8"):
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "mine/next.txt is missing"),
+        ("{observation}", "mine/next.txt never shows {task}"),
+        ('{task} {"json": 1', "mine/next.txt: .*write {{ and }} for literal braces"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(folder, text, says):
+    (folder / "next.txt").write_text(text) if text else (folder / "next.txt").unlink()
+    with pytest.raises(TemplateError, match=says):
         PromptTemplate.load(folder)
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("field", ["tsk", "", "0", "observation.upper", "observation[0]"])
+@pytest.mark.parametrize("field", ["tsk", "", "observation[0]"])
 def test_an_unknown_field_is_an_error_that_names_file_and_field(folder, part, field):
     (folder / f"{part}.txt").write_text(f"{{task}} {{{field}}}" if part != "history" else f"{{{field}}}")
     message = rf"mine', {part}.txt: unknown field \['{field}'\]; expected one of .*turn".replace("[0]", r"\[0\]")
@@ -212,12 +198,9 @@ def test_an_unknown_field_is_an_error_that_names_file_and_field(folder, part, fi
     ("part", "field"),
     [
         ("first", "history"),
-        ("followup", "history_length"),
         ("history", "task"),
-        ("first", "action"),
         ("example", "observation"),
         ("followup", "examples"),
-        ("history", "number"),
     ],
 )
 def test_a_field_of_another_file_is_unknown(folder, part, field):

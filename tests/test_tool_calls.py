@@ -53,16 +53,6 @@ def test_a_response_of_qwen3_is_read_as_trl_reads_it(text, action, thought, erro
     assert action is None or parsed.action == action
 
 
-@pytest.mark.parametrize("opening", ["[", '{"a": '])
-def test_a_call_that_is_nested_too_deeply_is_invalid(opening):
-    """The parser recurses; a response must not abort its episode."""
-    closing = {"[": "]"}.get(opening, "}")
-    for depth in (1200, 100_000):
-        nested = opening * depth + "1" + closing * depth
-        parsed = read(f'<tool_call>\n{{"name": "guess", "arguments": {{"guess": {nested}}}}}\n</tool_call>')
-        assert not parsed.is_valid and len(parsed.action) <= 200
-
-
 def test_reasoning_can_be_required():
     assert read(CALL, require_think=True).error == "no reasoning before the tool call"
     assert read(f"<think>hm</think>{CALL}", require_think=True).is_valid
@@ -178,19 +168,12 @@ def test_what_a_tool_returns_is_data():
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 
-class Spelling:
-    def act(self) -> str:
-        """Says <|im_end|>."""
-
-
 def test_formats_that_cannot_work_are_refused():
     tokenizer = qwen3()
     with pytest.raises(ValueError, match=r"action_format: expected one of.*got 'xml'"):
         ResponseArguments(action_format="xml")
     with pytest.raises(ValueError, match="action_format: .*got 'tool_calls' with an environment that has no tools"):
         action_format("tool_calls", tokenizer, ())
-    with pytest.raises(ChatTemplateError, match="the tool 'act' spells '<|im_end|>', a control token"):
-        action_format("tool_calls", tokenizer, [Spelling.act])
     with pytest.raises(ChatTemplateError, match="does not show tool calls"):
         action_format("tool_calls", byte_tokenizer(), [WordGame.guess])
     with pytest.raises(ChatTemplateError, match="does not know how this chat template's calls are read"):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +11,7 @@ from word_game import WORDS, WordGame, reward_func, word_rows
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.testing import EnvContract
-from epo_trl.envs.tools.suite import ToolsArguments, ToolSuite, _rows, tool_call
+from epo_trl.envs.tools.suite import ToolsArguments, ToolSuite, tool_call
 from epo_trl.envs.tools.tool import Refusal, Tool, read_call
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.templates import render
@@ -54,29 +53,9 @@ class TestWordGame(EnvContract):
         return ToolSuite(WordGame, word_rows(), reward_funcs=[reward_func])
 
 
-def test_without_a_demonstrator_there_is_no_expert_and_the_error_names_the_field():
-    with pytest.raises(EnvError, match="demonstrator: expected 'module:Class' .*got none: .* has no expert"):
-        ToolSuite(WordGame, word_rows(), reward_funcs=[reward_func]).make_expert()
-
-
 def started(suite, task_id="train/0", **kwargs):
     env = suite.make_env()
     return env, *env.reset(options={"task_id": task_id}, **kwargs)
-
-
-class OneWord(WordGame):
-    """Needs a column, and looks up what the row says."""
-
-    def reset(self, secret, **row):
-        return {"crane": "A bird."}[secret] + str(secret + 1 if row else "")
-
-
-def test_a_row_without_a_column_that_reset_needs_is_named_with_its_columns():
-    suite = ToolSuite(OneWord, [{"prompt": "Play.", "hidden": "crane"}], reward_funcs=[reward_func])
-    with pytest.raises(EnvError, match=r"rows: .*OneWord.reset.* 'train/0' with the columns prompt, hidden.*'secret'"):
-        started(suite)
-    with pytest.raises(TypeError, match="can only concatenate"):  # of its own code
-        started(ToolSuite(OneWord, [{"secret": "crane", "more": 1}], reward_funcs=[reward_func]))
 
 
 # -------------------------------------------------------------------------------------------------- prompts and calls
@@ -99,15 +78,11 @@ def test_the_prompt_shows_the_task_the_tools_and_what_reset_says():
     ("action", "refusal"),
     [
         ("guess crane", "this is no tool call; write one as"),
-        ('{"name": "guess", "arguments": {"guess": "[crane]"}', "this is no tool call"),
         ("[" * 100_000, "this is no tool call"),
-        ('{"name": "guess", "arguments": {"guess": NaN}}', "this is no tool call"),
+        ('{"name": "guess", "arguments": {"guess": NaN}}', "guess: the argument 'guess' got NaN"),
         ("[]", "this names no tool"),
-        ('{"name": 3}', "this names no tool"),
         ('{"name": "fly"}', "there is no tool of this name; there are guess"),
         ('{"name": "reset", "arguments": {}}', "there is no tool of this name"),
-        ('{"name": "get_reward", "arguments": {}}', "there is no tool of this name"),
-        ('{"name": "_hidden", "arguments": {}}', "there is no tool of this name"),
         ('{"name": "__init__", "arguments": {}}', "there is no tool of this name"),
         ('{"name": "guess"}', "guess lacks the argument 'guess'"),
         ('{"name": "guess", "arguments": ["[crane]"]}', "the arguments of \"guess\" are no names and values"),
@@ -144,8 +119,7 @@ def every_kind(a: int, b: float, c: Literal["x", "y"], d: list[int], e: bool = T
 @pytest.mark.parametrize(
     ("argument", "value", "takes"),
     [
-        ("a", 3, True), ("a", 3.5, False), ("a", "3", False), ("a", True, False), ("a", None, False),
-        ("b", 3, True), ("b", 3.5, True), ("b", "3", False),
+        ("a", 3, True), ("a", 3.5, False), ("a", "3", False), ("a", True, False), ("b", 3, True), ("b", "3", False),
         ("c", "x", True), ("c", "z", False),
         ("d", [1, 2], True), ("d", [1, "2"], False), ("d", 1, False),
         ("e", False, True), ("e", 0, False),
@@ -161,38 +135,6 @@ def test_an_argument_has_to_be_of_its_type(argument, value, takes):
             Tool.of(every_kind).checked(given)
 
 
-@dataclass
-class Point:
-    x: float
-
-
-def any_number(a: int = 0, b: float = 0.0, c: dict[str, float] | None = None, d: Point | None = None) -> str:
-    """Does nothing."""
-
-
-def point(e: Point) -> str:
-    """Does nothing."""
-
-
-@pytest.mark.parametrize(
-    ("tool", "argument", "value"),
-    [
-        (any_number, "b", "1e999"), (any_number, "b", "-1e999"), (any_number, "b", "9" * 400),
-        (any_number, "c", '{"x": 1e999}'), (any_number, "c", '{"x": ' + "9" * 400 + "}"),
-        (any_number, "d", '{"x": 1e999}'), (any_number, "d", '{"x": ' + "9" * 400 + "}"), (point, "e", '{"x": 1e999}'),
-    ],
-)  # fmt: skip
-def test_a_number_that_no_float_holds_reaches_no_tool(tool, argument, value):
-    _, arguments = read_call(f'{{"name": "tool", "arguments": {{"{argument}": {value}}}}}')
-    with pytest.raises(Refusal, match=f"{tool.__name__}: the argument '{argument}' got"):
-        Tool.of(tool).checked(arguments)
-
-
-def test_an_integer_may_be_longer_than_any_float():
-    assert Tool.of(any_number).checked({"a": 10**400}) == {"a": 10**400}
-    assert Tool.of(point).checked({"e": {"x": 1.5}}) == {"e": Point(1.5)}
-
-
 def undocumented(a: int) -> str: ...
 
 
@@ -204,17 +146,12 @@ def unbounded(*a: int) -> str:
     """Takes any number of arguments."""
 
 
-def unknown(a: "NoSuchType") -> str:  # noqa: F821
-    """Has a type that nobody knows."""
-
-
 @pytest.mark.parametrize(
     ("function", "says"),
     [
         (undocumented, "'undocumented' has no docstring"),
-        (untyped, "'untyped': the argument 'a' has no type"),
-        (unbounded, r"'unbounded': expected named arguments, got \*a: int"),
-        (unknown, "'unknown': name 'NoSuchType' is not defined"),
+        (untyped, "'untyped': expected named arguments with types, got a"),
+        (unbounded, r"'unbounded': expected named arguments with types, got \*a: int"),
     ],
 )
 def test_a_tool_that_cannot_be_checked_is_refused(function, says):
@@ -261,14 +198,6 @@ def test_the_rewards_of_an_episode_sum_to_what_trl_would_pay_at_its_end():
     assert [step[1] for step in steps] == pytest.approx([0.5, -0.3, -1.2])
     assert sum(step[1] for step in steps) == pytest.approx(env.world.get_reward())
     assert [step[0] for step in steps] == ["(nothing)"] * 3 and steps[-1][4]["score"] == -1.0
-
-
-def test_a_reward_that_a_subclass_switches_off_is_not_asked():
-    class Unpaid(Scored):
-        get_reward = None
-
-    env, *_ = started(ToolSuite(Unpaid, [{}], reward_funcs=[lambda **_: [0.25]]))
-    assert env.step(tool_call("set", score=1.0))[1] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -393,21 +322,6 @@ def test_the_final_answer_is_a_tool_that_ends_the_episode():
     assert (observation, terminated, info["won"]) == ("The episode is over.", True, False)
 
 
-class Answering(Scored):
-    def final_answer(self, answer: str) -> str:
-        """Takes the answer.
-
-        Args:
-            answer: The answer.
-        """
-
-
-def test_a_final_answer_that_would_replace_the_environment_s_own_tool_is_refused():
-    assert len(ToolSuite(Answering, [{"start": 0.0}]).tools) == len(ToolSuite(Scored, [{"start": 0.0}]).tools) + 1
-    with pytest.raises(EnvError, match="final_answer: expected false, .*Answering has a tool of this name"):
-        ToolSuite(Answering, [{"start": 0.0}], final_answer=True)
-
-
 class Drawing(Scored):
     """Draws its tasks itself.
 
@@ -448,17 +362,11 @@ class Rewardless:
         """Acts."""
 
 
-class Startless:
-    def act(self) -> str:
-        """Acts."""
-
-
 @pytest.mark.parametrize(
     ("factory", "says"),
     [
         (Toolless, "factory: Toolless has no tool"),
         (Rewardless, "factory: Rewardless has no get_reward"),
-        (Startless, "factory: Startless has no reset"),
         ({"a": WordGame}, "factory: expected a class or a function .*got"),
     ],
 )
@@ -467,19 +375,16 @@ def test_a_factory_that_cannot_work_is_refused(factory, says):
         ToolSuite(factory)
 
 
-@pytest.mark.parametrize("given", ["org/reward-model", ["org/reward-model"]])
-def test_a_reward_model_is_refused(given):
+def test_a_reward_model_is_refused():
     with pytest.raises(EnvError, match="reward_funcs: expected functions, .*got 'org/reward-model'"):
-        ToolSuite(Scored, reward_funcs=given)
+        ToolSuite(Scored, reward_funcs="org/reward-model")
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({}, "factory: expected 'module:Class' .*got ''"),
-        ({"factory": "no_such_module:X"}, "factory: .*got 'no_such_module:X', which cannot be imported"),
         ({"factory": "word_game:WordGame", "rows": "word_game:WORDS"}, "rows: expected rows with named columns"),
-        ({"factory": "word_game:WordGame", "rows": "no_such_file.jsonl"}, "rows: .*cannot be read"),
         ({"factory": "word_game:WordGame", "tool_rewards": ["word_game:nothing"]}, "tool_rewards: .*imported"),
     ],
 )
@@ -488,15 +393,8 @@ def test_settings_that_name_nothing_are_refused(settings, says):
         ToolsArguments(**settings).make_suite()
 
 
-def test_a_row_may_hold_what_python_takes_for_the_end_of_a_line(tmp_path, monkeypatch):
-    text = "a\u2028b\u2029c\x85d\x0be\x0cf"
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"hidden": text}, ensure_ascii=False) + "\n  \n")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert _rows("rows", "~/rows.jsonl") == [{"hidden": text}]
-
-
 def test_rows_may_be_a_file_and_test_lists_are_those_that_are_given(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"hidden": "crane"}\n{"hidden": "slate", "task_type": "hard"}\n')
+    (tmp_path / "rows.jsonl").write_text('{"hidden": "crane\u2028"}\n\n{"hidden": "slate", "task_type": "hard"}\n')
     suite = ToolsArguments(
         factory="word_game:WordGame", rows=str(tmp_path / "rows.jsonl"), ood_rows="word_game:word_rows",
         tool_rewards=["word_game:reward_func"],

@@ -233,12 +233,11 @@ class TaskSuite(ABC):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Settings that decide which games are played. A run or an evaluation is resumed only with equal settings.
+        """Settings that decide which games are played, for checkpoints and model cards.
 
-        They are in checkpoints and model cards. `build_suite` sets those of the config. A dataclass made in Python has
-        its public fields, other suites have none. Fields that `is_setting` excludes are left out, and so are two kinds
-        of values: one that JSON cannot hold, whose text may differ between processes, and one of more than 1,000
-        characters, which belongs in `content`.
+        A run or an evaluation is resumed only with equal settings. `build_suite` sets those of the config. A dataclass
+        made in Python has its public fields (see `is_setting`), other suites have none. Left out are values that JSON
+        cannot hold, and those of more than 1,000 characters, which belong in `content`.
         """
         if "settings" in vars(self):  # `build_suite` has set them, also on a frozen dataclass
             return vars(self)["settings"]
@@ -278,15 +277,10 @@ class TaskSuite(ABC):
         raise EnvError(f"the task suite {self.name!r} has no expert, so it cannot make demonstrations")
 
     def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> Sequence[str]:
-        """Returns tasks of a split for the expert to play, in the order of the list, each once.
+        """Returns at most `count` tasks of a split for the expert to play, in the order of the list, each once.
 
         A subset is spread evenly over the list, which is often sorted by task type. A suite that knows without playing
         which tasks the expert solves within `max_turns` leaves out the others.
-
-        Args:
-            split: Name of the split.
-            max_turns: Turn limit.
-            count: Maximum number of tasks to return.
         """
         ids = list(dict.fromkeys(self.task_ids(split)))
         if count is None or count >= len(ids):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,9 +55,7 @@ class GymnasiumEnv(NumberedEnv):
 
     def close(self) -> None:
         """Closes the environment."""
-        with contextlib.suppress(AttributeError):  # closed before
-            self._game.close()
-            del self._game
+        self._game.close()
 
 
 class GymnasiumSuite(NumberedSuite):

@@ -30,12 +30,14 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
     Args:
         given: Settings of the environment.
         name: Name of the suite.
+        reset_options: Arguments for the server's `reset` besides the seed.
     """
 
     given: OpenEnvArguments
 
-    def __init__(self, given: OpenEnvArguments, name: str) -> None:
+    def __init__(self, given: OpenEnvArguments, name: str, reset_options: Mapping[str, Any]) -> None:
         super().__init__(given, name)
+        self._reset_options = reset_options
         self._client: Any = None
         self._socket: Any = None  # connection of the episode
         self._state: Mapping[str, Any] = {}
@@ -43,7 +45,7 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
     def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Requests the first observation of a task. The server's seed is the task's number; `seed` is not used."""
         number, rest = self._seed(options)
-        self._send(self._reset({**self.given.reset_options(), **rest, "seed": number}))
+        self._send(self._reset({**self._reset_options, **rest, "seed": number}))
 
     def reset_wait(self) -> tuple[str, Info]:
         """Returns the result of `reset_async`."""
@@ -118,8 +120,11 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
 
     async def _step(self, action: str) -> Any:
         """Returns the result of a step, or the reason why the action is rejected."""
-        payload = self._payload(action)
-        if payload is None:
+        try:
+            payload = {self.given.action_key: action} if self.given.action_key else json.loads(action)
+        except ValueError:
+            payload = None
+        if not isinstance(payload, dict):
             return "an action is a JSON object here"
         try:
             result = await self._client.step(payload)
@@ -133,15 +138,6 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
         if self._client._ws is not self._socket:  # the client has connected again, to a session without this episode
             raise ConnectionError("the connection was lost, and the episode with it")
         return result
-
-    def _payload(self, action: str) -> dict[str, Any] | None:
-        if self.given.action_key:
-            return {self.given.action_key: action}
-        try:
-            payload = json.loads(action)
-        except (ValueError, RecursionError):
-            return None
-        return payload if isinstance(payload, dict) else None
 
     def _text(self) -> str:
         found: Any = self._state
@@ -168,13 +164,13 @@ class OpenEnvSuite(NumberedSuite):
 
     def __init__(self, given: OpenEnvArguments) -> None:
         super().__init__(given, given.suite_name)
-        given.reset_options()
+        self.reset_options = read_mapping("reset_kwargs", given.reset_kwargs)
         if find_spec("openenv") is None:  # importing it takes seconds
             raise EnvError("environment: 'openenv' needs the package openenv; pip install 'epo-trl[openenv]'")
 
     def make_env(self) -> OpenEnv:
         """Creates a fresh environment; its session begins with the first reset."""
-        return OpenEnv(self.given, self.name)
+        return OpenEnv(self.given, self.name, self.reset_options)
 
 
 @dataclass
@@ -202,10 +198,6 @@ class OpenEnvArguments(NumberedArguments):
             InputError: If `reset_kwargs` are no mapping.
         """
         return OpenEnvSuite(self)
-
-    def reset_options(self) -> dict[str, Any]:
-        """Parses `reset_kwargs` into a mapping."""
-        return read_mapping("reset_kwargs", self.reset_kwargs)
 
 
 def _mapping(state: Any) -> Mapping[str, Any]:

@@ -41,15 +41,10 @@ def environment_arguments(name: str, folder: Path | None = None) -> type[Any]:
             sys.path.append(str(place))
     known = ", ".join(map(repr, ENVIRONMENTS)) + " or 'module:Class'"
     found = named_object("environment", ENVIRONMENTS.get(name, name), known)
-    if not isinstance(found, type) or not hasattr(found, "make_suite"):
-        expected = "a settings dataclass with `def make_suite(self)` that returns the TaskSuite"
+    if not isinstance(found, type) or not is_dataclass(found) or not hasattr(found, "make_suite"):
         raise EnvError(
-            f"environment: expected {expected} (docs/environments.md), got {name!r}, which has no make_suite()"
-        )
-    if not is_dataclass(found):
-        raise EnvError(
-            f"environment: expected a dataclass, got {name!r}, whose settings cannot be read; write @dataclass above "
-            "the class and a type at each field, for example `size: int = 3`"
+            "environment: expected a settings dataclass (write @dataclass above the class and a type at each field) "
+            f"with `def make_suite(self)`, which returns the TaskSuite (docs/environments.md), got {name!r}"
         )
     return found
 
@@ -100,15 +95,9 @@ def build_suite(settings: Any) -> TaskSuite:
     """
     suite, name = settings.make_suite(), type(settings).__name__
     if not isinstance(suite, TaskSuite):
-        raise EnvError(
-            f"environment: expected {name}.make_suite() to return an instance of a subclass of epo_trl.envs.TaskSuite, "
-            f"got {suite!r:.100}"
-        )
-    if not isinstance(getattr(suite, "name", None), str) or not suite.name:
-        raise EnvError(
-            f"environment: the {type(suite).__name__} of {name} has no name; set the class attribute `name`, for "
-            'example "my-game", which every reported number carries'
-        )
+        raise EnvError(f"environment: expected {name}.make_suite() to return a TaskSuite, got {suite!r:.100}")
+    if not getattr(suite, "name", ""):
+        raise EnvError(f"environment: the {type(suite).__name__} of {name} has no name; set the class attribute `name`")
     vars(suite).update(  # an assignment fails if the suite is a frozen dataclass
         settings={f.name: getattr(settings, f.name) for f in fields(settings) if is_setting(f, settings)},
     )

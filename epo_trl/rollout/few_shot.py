@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.bounds import Count, CountOrZero, check_bounds, option
-from epo_trl.envs.base import EnvError, TaskSuite
+from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.border import squeeze
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.errors import InputError
@@ -75,7 +75,8 @@ class FewShotArguments:
 
         Raises:
             EnvError: If the suite has no expert or no training tasks.
-            ValueError: If the file cannot be read, or the expert wins too few of the tried tasks within the turns.
+            InputError: If the file is empty, or the expert wins too few of the tried tasks within the turns.
+            OSError: If the file cannot be read.
         """
         if self.few_shot_file:
             return FewShot((read_example(self.few_shot_file),), Path(self.few_shot_file).name)
@@ -88,15 +89,6 @@ class FewShotArguments:
         from epo_trl.rollout.demonstrations import play_expert  # which imports these options
 
         count = self.few_shot
-        if SPLIT not in suite.splits:
-            raise EnvError(
-                f"few_shot: expected 0, got {count}, but the task suite {suite.name!r} has no training tasks; "
-                "use few_shot_file"
-            )
-        try:
-            suite.make_expert()
-        except EnvError as error:
-            raise EnvError(f"few_shot: expected 0, got {count}, but {error}; use few_shot_file") from error
         ids = list(suite.demonstration_tasks(SPLIT, self.few_shot_turns, TRIES * count))
         chance = random.Random(self.few_shot_seed)
         chance.shuffle(ids)
@@ -119,11 +111,7 @@ class FewShotArguments:
 
 def read_example(path: str) -> str:
     """Reads a text file and strips surrounding white space."""
-    expected = "expected a UTF-8 text file that is not empty"
-    try:
-        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"few_shot_file: {expected}, got {path!r}, which cannot be read ({error})") from error
+    text = Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig").strip()
     if not text:
-        raise InputError(f"few_shot_file: {expected}, got {path!r}, which is empty")
+        raise InputError(f"few_shot_file: expected a text, got {path!r}, which is empty")
     return text

@@ -72,8 +72,8 @@ class PromptTemplate:
         """Loads the template of that name (a folder in `epo_trl/templates`) or, for any other text, from that folder.
 
         Raises:
-            TemplateError: If the folder or one of its files is missing or not UTF-8, a text has unbalanced braces, or
-                `first` or `next` does not contain `{task}`.
+            TemplateError: If the folder or one of its files is missing, a text has unbalanced braces, or `first` or
+                `next` does not contain `{task}`.
         """
         shipped = {path.name: path for path in TEMPLATES.iterdir() if path.is_dir()}
         folder = shipped.get(str(name_or_path), Path(os.path.expanduser(name_or_path)))
@@ -90,10 +90,7 @@ class PromptTemplate:
                 if part in OPTIONAL_PARTS:
                     continue
                 raise TemplateError(f"prompt_template: {path} is missing")
-            try:
-                texts[part] = path.read_text(encoding="utf-8-sig").rstrip("\n")
-            except UnicodeDecodeError as error:
-                raise TemplateError(f"prompt_template: {path} is not UTF-8 text: {error}") from error
+            texts[part] = path.read_text(encoding="utf-8-sig").rstrip("\n")
             fields = _fields(texts[part], path)
             if part in ("first", "next") and "task" not in fields:
                 raise TemplateError(f"prompt_template: {path} never shows {{task}}")

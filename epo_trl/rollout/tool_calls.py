@@ -16,7 +16,6 @@ from epo_trl.rollout.chat_frame import ChatTemplateError
 from epo_trl.rollout.encoding import control_tokens
 from epo_trl.rollout.parsing import MAX_PASSED_CHARS, ParsedResponse, RawResponse
 
-TOO_DEEP = "the tool call is nested too deeply"
 _NAME = "toolname"  # stands for a tool's name in a call that the chat template writes
 _REASONING = ("reasoning_content", "thinking")  # names of the reasoning in response templates
 
@@ -51,7 +50,6 @@ class ToolCalls:
                 ) from error
         self.tokenizer = tokenizer
         self.schemas = [get_json_schema(tool) for tool in tools]
-        self._check_texts()
         self._can_answer = any(schema["function"]["name"] == FINAL_ANSWER for schema in self.schemas)
         self._opener = self._find_opener() if self._can_answer else ""
 
@@ -68,10 +66,7 @@ class ToolCalls:
         """
         from trl.chat_template_utils import parse_response
 
-        try:
-            message = parse_response(self.tokenizer, list(response.ids), prefix=response.start, tools=self.schemas)
-        except RecursionError:
-            return ParsedResponse(response.text[-MAX_PASSED_CHARS:], error=TOO_DEEP)
+        message = parse_response(self.tokenizer, list(response.ids), prefix=response.start, tools=self.schemas)
         calls, content = message.get("tool_calls") or [], str(message.get("content") or "").strip()
         thought = next((str(message[name]).strip() for name in _REASONING if message.get(name)), "")
         if not calls and content and self._can_answer and not self._begins_call(response.ids, thought):
@@ -80,13 +75,9 @@ class ToolCalls:
             error = f"{len(calls)} tool calls, expected one" if calls else "no tool call"
             return ParsedResponse(content[-MAX_PASSED_CHARS:], thought, error)
         call = calls[0].get("function", calls[0])
-        try:
-            action = json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
-        except RecursionError:
-            return ParsedResponse(content[-MAX_PASSED_CHARS:], thought, TOO_DEEP)
-        return ParsedResponse(
-            action, thought, "no reasoning before the tool call" if require_think and not thought else ""
-        )
+        action = json.dumps({"name": call["name"], "arguments": call["arguments"]}, ensure_ascii=False)
+        error = "no reasoning before the tool call" if require_think and not thought else ""
+        return ParsedResponse(action, thought, error)
 
     def _find_opener(self) -> str:
         """Returns the token or word with which the chat template starts every call, such as `<tool_call>`."""
@@ -116,14 +107,3 @@ class ToolCalls:
         said = text.split(thought, 1)[-1] if thought else text
         last_word = tuple(said.split()[-1:])
         return bool(self._opener) and (self._opener in said or self._opener.startswith(last_word))
-
-    def _check_texts(self) -> None:
-        """Raises `ChatTemplateError` if a tool spells a control token: the chat template would write it as one."""
-        for schema in self.schemas:
-            text = json.dumps(schema, ensure_ascii=False)
-            spelled = [token for token in control_tokens(self.tokenizer) if token in text]
-            if spelled:
-                raise ChatTemplateError(
-                    f"action_format: the description of the tool {schema['function']['name']!r} spells "
-                    f"{spelled[0]!r}, a control token of the model; rephrase it, or use 'tags'"
-                )

@@ -62,16 +62,7 @@ class ToolEnv(TextEnv):
         self._row, self._messages, self._paid, self._answered = row, list[dict[str, Any]](), 0.0, False
         takes_seed = seed is not None and "seed" in inspect.signature(self.world.reset).parameters
         own_seed = random.Random(f"{seed} {options and options.get('task_id')}").randrange(2**31)
-        try:
-            observation = self.world.reset(**{"seed": own_seed, **row} if takes_seed else row)
-        except TypeError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # raised inside `reset`
-                raise
-            kind, task_id = type(self.world).__name__, (options or {}).get("task_id")
-            raise EnvError(
-                f"rows: expected columns that fit the parameters of {kind}.reset, got {task_id!r} with the columns "
-                f"{', '.join(row) or '(none)'}: {error}"
-            ) from error
+        observation = self.world.reset(**{"seed": own_seed, **row} if takes_seed else row)
         return to_text(awaited(observation), NOTHING_YET), self._info(won=False, refusal="")
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:

@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 
 from epo_trl.bounds import option
 from epo_trl.envs.base import EnvError, Expert, TaskSuite, split_task_id
-from epo_trl.envs.border import FINAL_ANSWER
 from epo_trl.envs.registry import named_object
 from epo_trl.envs.tools.env import ToolEnv, awaited, final_answer, list_tools, to_text
 from epo_trl.envs.tools.tool import tool_call
@@ -83,8 +82,6 @@ class ToolSuite(TaskSuite):
 
     def _describe(self, world: Any) -> None:
         kind = type(world)
-        if not callable(getattr(world, "reset", None)):
-            raise EnvError(f"factory: {kind.__name__} has no reset(self, **row)")
         if not any(self.rows["train"]) and "seed" not in inspect.signature(world.reset).parameters:
             warnings.warn(
                 f"rows: expected rows, or a parameter `seed` of {kind.__name__}.reset, got neither: all tasks are one "
@@ -93,10 +90,7 @@ class ToolSuite(TaskSuite):
             )
         if not self.reward_funcs and not callable(getattr(world, "get_reward", None)):
             raise EnvError(f"factory: {kind.__name__} has no get_reward(self); give it one, or give reward functions")
-        names = list_tools(world)
-        if self.final_answer and FINAL_ANSWER in names:
-            raise EnvError(f"final_answer: expected false, as {kind.__name__} has a tool of this name, got true")
-        self.tools = tuple(getattr(kind, name) for name in names)
+        self.tools = tuple(getattr(kind, name) for name in list_tools(world))
         self.tools += (final_answer,) if self.final_answer else ()
         if not self.tools:
             raise EnvError(f"factory: {kind.__name__} has no tool; add public methods with types and docstrings")
@@ -174,6 +168,7 @@ class ToolsArguments:
 
         Raises:
             EnvError: If a named object is missing or has the wrong type.
+            OSError: If a file of rows cannot be read.
         """
         return ToolSuite(
             named_object("factory", self.factory, "'module:Class' of an environment"),
@@ -191,12 +186,9 @@ def _rows(name: str, value: str) -> Rows | None:
     if not value:
         return None
     if value.endswith(".jsonl"):
-        try:
-            # not splitlines, which also cuts at U+2028 and other characters that a text may contain
-            lines = Path(os.path.expanduser(value)).read_text(encoding="utf-8").split("\n")
-            found: Any = [json.loads(line) for line in lines if line.strip()]
-        except (OSError, ValueError) as error:
-            raise EnvError(f"{name}: got {value!r}, which cannot be read: {error}") from error
+        # not splitlines, which also cuts at U+2028 and other characters that a text may contain
+        lines = Path(os.path.expanduser(value)).read_text(encoding="utf-8").split("\n")
+        found: Any = [json.loads(line) for line in lines if line.strip()]
     else:
         found = named_object(name, value, "'module:name', or a JSONL file")
         found = found() if callable(found) else found

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from epo_trl.envs.base import EnvError
-from epo_trl.errors import InputError
 
 FORM = '{"name": ..., "arguments": {...}}'
 
@@ -32,7 +31,7 @@ def read_call(action: str) -> tuple[str, dict[str, Any]]:
         Refusal: If the action is not a tool call.
     """
     try:
-        call = json.loads(action, parse_constant=_no_constant)
+        call = json.loads(action)
     except (ValueError, RecursionError):
         raise Refusal(f"this is no tool call; write one as {FORM}") from None
     call = _named(call)
@@ -66,29 +65,21 @@ class Tool:
 
         Raises:
             EnvError: If it has no docstring, an argument has no type, or it accepts `*args` or `**kwargs`.
+            NameError: If a type is not defined in its module.
         """
         name, doc = function.__name__, inspect.getdoc(function)
         if not doc:
             raise EnvError(f"the tool {name!r} has no docstring; write one that tells the agent what it does")
-        try:
-            signature = inspect.signature(function, eval_str=True)
-        except NameError as error:
-            raise EnvError(f"the tool {name!r}: {error}; its types have to be defined in its module") from error
+        signature = inspect.signature(function, eval_str=True)
         parameters: dict[str, TypeAdapter[Any]] = {}
         for parameter in signature.parameters.values():
-            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise EnvError(f"the tool {name!r}: expected named arguments, got {parameter}")
-            if parameter.annotation is parameter.empty:
-                raise EnvError(
-                    f"the tool {name!r}: the argument {parameter.name!r} has no type; add one, such as `: str`"
-                )
+            is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            if not is_named or parameter.annotation is parameter.empty:
+                raise EnvError(f"the tool {name!r}: expected named arguments with types, got {parameter}")
             try:
-                parameters[parameter.name] = _adapter(parameter.annotation)
+                parameters[parameter.name] = TypeAdapter(parameter.annotation)
             except PydanticUserError as error:
-                kind = parameter.annotation
-                raise EnvError(
-                    f"the tool {name!r}: {parameter.name!r} is a {kind}, which JSON cannot express"
-                ) from error
+                raise EnvError(f"the tool {name!r}: {parameter}: JSON cannot express its type") from error
         required = tuple(p.name for p in signature.parameters.values() if p.default is p.empty)
         return cls(name, f"{name}{signature}\n{doc}", parameters, required)
 
@@ -114,16 +105,6 @@ class Tool:
         return values
 
 
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Returns the adapter of a type, in which no integer becomes an infinite float. A model has its own settings."""
-    try:
-        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
-    except PydanticUserError as error:
-        if error.code != "type-adapter-config-unused":
-            raise
-        return TypeAdapter(kind)
-
-
 def _named(value: Any) -> Any:
     return {name.strip(): item for name, item in value.items()} if isinstance(value, dict) else value
 
@@ -131,7 +112,3 @@ def _named(value: Any) -> Any:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()  # no lone surrogates
     return text if len(text) <= 100 else text[:97] + "..."
-
-
-def _no_constant(name: str) -> Any:
-    raise InputError(name)  # NaN and Infinity are not JSON
