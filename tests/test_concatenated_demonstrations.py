@@ -144,14 +144,3 @@ def test_an_episode_ends_where_the_policy_s_would(limit):
     with pytest.warns(match="max_prompt_length: .* 2 of 4 turns"):
         [turns] = expert_episodes(suite, [("a", 0)], context, max_turns=4)
     assert len(turns) == 2
-
-
-def test_a_warm_start_s_row_is_an_episode():
-    suite = ToySuite()
-    tokenizer = build_tokenizer(corpus(suite, "compact"))
-    shown = DemonstrationArguments(episodes=3, max_turns=7, prompt_template="compact", context="concatenated")
-    rows = demonstrations(suite, tokenizer, shown, 0)
-    assert len(rows) == 3
-    assert (
-        len(demonstrations(suite, tokenizer, DemonstrationArguments(**{**vars(shown), "context": "windowed"}), 0)) > 3
-    )

@@ -12,15 +12,12 @@ from trainer_kit import make_warm_start
 
 from epo_trl.cli.imitation import DemonstrationArguments, check_length, switch_checkpointing
 from epo_trl.cli.imitation import demonstrations as rows_of
-from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.checker import EnvCheckError
 from epo_trl.envs.toy import ToyExpert, ToySuite
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, play_expert
-from epo_trl.rollout.few_shot import FewShotArguments
-from epo_trl.rollout.templates import TemplateError
 from epo_trl.types import StopReason
 
 
@@ -41,41 +38,6 @@ def test_prompts_and_answers_are_those_of_a_policy_that_plays_like_the_expert(to
     played = [[(list(t.prompt_ids), list(t.response_ids)) for t in episode.turns] for episode in episodes]
     assert played == [[(turn.prompt_ids, turn.response_ids) for turn in episode] for episode in demonstrations]
     assert max(map(len, played)) > 2  # so that the window has moved
-
-
-class OneDict(ToySuite):
-    """Updates one info in place and returns it each time."""
-
-    def make_env(self):
-        env = super().make_env()
-        reset, step_, kept = env.reset, env.step, {}
-
-        def reset_in_place(**kwargs):
-            observation, given = reset(**kwargs)
-            kept.update(given)
-            return observation, kept
-
-        def step_in_place(action):
-            *others, given = step_(action)
-            kept.update(given)
-            return *others, kept
-
-        env.reset, env.step = reset_in_place, step_in_place
-        return env
-
-
-@pytest.mark.parametrize("mode", ["windowed", "concatenated"])
-def test_an_environment_may_update_its_info_in_place(tokenizers, mode):
-    context = context_of(tokenizers["alfworld"], mode, template=PromptTemplate.load("alfworld"))
-    once, anew = (list(expert_episodes(suite, TASKS, context, max_turns=7)) for suite in (OneDict(), ToySuite()))
-    assert once == anew and max(map(len, once)) > 2
-
-
-def test_an_answer_ends_with_the_end_of_turn(tokenizers):
-    tokenizer = tokenizers["alfworld"]
-    [[turn]] = expert_episodes(LineSuite([WIN]), [("a", 0)], context_of(tokenizer), max_turns=3)
-    assert turn.response_ids[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(turn.response_ids[:-1]) == "<think> I see start </think> <action> go </action>"
 
 
 @pytest.mark.parametrize(
@@ -143,11 +105,6 @@ def test_the_history_shows_the_thoughts_of_a_policy_that_plays_like_the_expert(t
     assert played == [[turn.prompt_ids for turn in episode] for episode in demonstrations]
     shown = context.tokenizer.decode(demonstrations[0][1].prompt_ids)
     assert (". So I act. </think>" in shown) == thoughts and "So I act" not in shown.replace(". So I act. <", "")
-
-
-def test_an_example_shows_a_thought_as_the_history_does(wordy):
-    [example] = FewShotArguments(few_shot=1).few_shot_of(ToySuite()).examples
-    assert all(turn.thought.endswith(". So I act.") for turn in example.turns)
 
 
 def test_a_chat_template_that_begins_a_thought_takes_it():
@@ -250,12 +207,6 @@ def test_turns_whose_prompt_does_not_fit_are_left_out(tokenizers):
     assert len(episode) == 2
 
 
-def test_a_template_that_shows_what_the_environment_does_not_give_is_refused(tokenizers):
-    context = context_of(tokenizers["alfworld"], template=PromptTemplate.load("compact_notes"))
-    with pytest.raises(TemplateError, match="prompt_template 'compact_notes', .*: unknown field"):
-        next(expert_episodes(ToySuite(), TASKS, context, max_turns=7))
-
-
 def test_an_environment_that_breaks_the_contract_is_named_before_it_demonstrates(tokenizers):
     suite = LineSuite([WIN], [WIN])
     suite.env.start = ("start", {**info(), "admissible_actions": {"go", "look"}})
@@ -265,37 +216,10 @@ def test_an_environment_that_breaks_the_contract_is_named_before_it_demonstrates
         corpus(suite, "compact")
 
 
-def test_the_environment_is_closed_even_if_the_caller_stops_early(tokenizers):
-    suite = LineSuite([WIN], [WIN])
-    episodes = expert_episodes(suite, [("a", 0), ("b", 0)], context_of(tokenizers["alfworld"]), max_turns=3)
-    next(episodes)
-    assert suite.closed == 0
-    episodes.close()
-    assert suite.closed == 1
-
-
 def test_labels_of_rate_0_are_the_answer_and_of_rate_1_everything():
     turn = Demonstration([1, 2, 3], [51, 52])
     assert turn.labels(0.0, random.Random(0)) == [-100, -100, -100, 51, 52]
     assert turn.labels(1.0, random.Random(0)) == [1, 2, 3, 51, 52]
-
-
-def test_labels_of_a_rate_between_keep_that_share_of_the_prompt():
-    turn = Demonstration(list(range(1, 10_001)), [51])
-    labels = turn.labels(0.2, random.Random(0))
-    assert 0.18 < sum(label != -100 for label in labels[:-1]) / 10_000 < 0.22
-    assert all(label in (-100, i) for label, i in zip(labels, turn.prompt_ids, strict=False))
-    assert labels[-1] == 51
-
-
-def test_a_suite_without_expert_says_so(tokenizers):
-    class NoExpert(LineSuite):
-        make_expert = TaskSuite.make_expert
-
-    suite = NoExpert([WIN])
-    with pytest.raises(RuntimeError, match="'line' has no expert"):
-        next(expert_episodes(suite, [("a", 0)], context_of(tokenizers["alfworld"]), max_turns=3))
-    assert suite.closed == 1
 
 
 def test_gradient_checkpointing_above_a_length_is_used_there_and_changes_no_weight(tmp_path):

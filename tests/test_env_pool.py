@@ -67,13 +67,6 @@ def test_all_that_a_suite_has_is_asked_of_the_one_in_the_pool(name):
     assert getattr(pooled, name)("train") == (name, "train")
 
 
-def test_a_pool_says_what_is_its_own():
-    pooled = PooledSuite(ToySuite(), PoolSettings(workers=3))
-    assert isinstance(pooled, TaskSuite) and pooled.pool.workers == 3 and pooled.move_limit == 30
-    pooled.settings = {"move_limit": 30}
-    assert pooled.settings == {"move_limit": 30} and pooled.suite.settings == {}
-
-
 # --- Steps ---------------------------------------------------------------------------------------------------------
 
 

@@ -18,14 +18,11 @@ from tokenizer_families import FAMILIES
 from trainer_kit import make_config, make_trainer
 
 from epo_trl.cli.imitation import DemonstrationArguments, demonstrations
-from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.toy import ToySuite
-from epo_trl.models import build_tokenizer
-from epo_trl.models.corpus import corpus
-from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, parse_response, play_episodes
+from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, play_episodes
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.encoding import control_tokens
-from epo_trl.rollout.few_shot import FewShot, FewShotArguments, read_example
+from epo_trl.rollout.few_shot import FewShotArguments, read_example
 from epo_trl.rollout.templates import Example, PastTurn
 from epo_trl.trainers.critic.final_states import final_states
 from epo_trl.trainers.model_card import write_card
@@ -86,13 +83,6 @@ def test_a_later_windowed_prompt_has_the_examples_too_and_the_thoughts_of_the_wi
     assert build(react(tokenizer), past).ids == chat_ids(tokenizer, message)
 
 
-def test_a_later_concatenated_prompt_does_not_repeat_the_examples(tokenizer):
-    grown, bare = (react(tokenizer, "concatenated", examples) for examples in ((ONE,), ()))
-    past = [PastTurn("one", "go", "first")]
-    assert build(grown, past).ids == build(bare, past).ids
-    assert "Example" not in tokenizer.decode(build(grown, past).ids)
-
-
 def test_a_prompt_that_is_too_long_loses_its_past_and_keeps_the_examples(tokenizer):
     past = [PastTurn("one", "go", "first")]
     bare = build(react(tokenizer, history_length=0), past)
@@ -100,13 +90,6 @@ def test_a_prompt_that_is_too_long_loses_its_past_and_keeps_the_examples(tokeniz
     assert (cut.ids, cut.dropped_turns) == (bare.ids, 1)
     assert "<think> why not </think>" in tokenizer.decode(cut.ids)
     assert build(react(tokenizer, max_prompt_tokens=len(bare.ids) - 1), past) is None
-
-
-def test_an_example_answers_as_the_parser_wants_it():
-    for name in ("react", "scienceworld_react"):
-        for turn, line in zip(ONE.turns, PromptTemplate.load(name).past(ONE.turns).split("\n")[1::2], strict=True):
-            parsed = parse_response(line, ("go", "look"))
-            assert parsed.is_valid and (parsed.action, parsed.thought) == (turn.action, turn.thought)
 
 
 # --- Thoughts of earlier turns -------------------------------------------------------------------------------------
@@ -121,14 +104,6 @@ def play(tokenizer, context):
     [episode] = play_episodes([env], [("t", 0)], policy, context, RolloutSettings(max_turns=4))
     assert episode.stop is StopReason.WON
     return episode, [tokenizer.decode(call[0]) for call in policy.calls]
-
-
-def test_concatenated_context_holds_every_earlier_answer_as_it_was_given(tokenizer):
-    _, read = play(tokenizer, react(tokenizer, "concatenated"))
-    for turn, text in enumerate(read):
-        assert [said in text for said in ROUNDS] == [i < turn for i in range(4)]
-        assert text.count("Example 1") == 1
-    assert read[3].index(ROUNDS[0]) < read[3].index("What you see: one") < read[3].index(ROUNDS[1])
 
 
 def test_windowed_context_shows_the_thoughts_of_the_window_if_the_template_asks_for_them(tokenizer):
@@ -173,19 +148,6 @@ def test_the_tags_of_an_example_are_the_tokens_that_an_answer_has():
     think = tokenizer.convert_tokens_to_ids("<think>")
     counts = [build(react(tokenizer, examples=shown)).ids.count(think) for shown in ((), (ONE,), ("<think> hm",))]
     assert counts == [1, 3, 1]  # what to do; two turns; a file's own tags are letters
-
-
-@pytest.mark.parametrize(
-    "value", ["{", "}}", "{task}", "{observation.x!r:>9}", "{{ 7 * 7 }}", "{% if %}", "{examples}"]
-)
-def test_braces_in_an_example_are_shown_letter_by_letter(tokenizer, value):
-    example = Example(f"1{value}", (PastTurn(f"2{value}", f"3{value}", f"4{value}"),))
-    text = tokenizer.decode(build(react(tokenizer, examples=(example, f"5{value}"))).ids)
-    for shown in (
-        f"task: 1{value}\n",
-        f"see: 2{value}\n<think> 4{value} </think> <action> 3{value} </action>\n\n5{value}\n\nThis",
-    ):
-        assert shown in text
 
 
 # --- Where examples come from --------------------------------------------------------------------------------------
@@ -241,14 +203,6 @@ def test_tasks_that_take_too_long_are_passed_over():
         expert_examples(ToySuite(), 2, max_turns=1)
 
 
-def test_a_label_says_how_many_or_which_file_and_tells_other_examples():
-    assert FewShot().label == ""
-    one, other = (FewShot((Example("a", (PastTurn("b", "c", thought),)),), "1").label for thought in "de")
-    assert one.startswith("1-") and other.startswith("1-") and one != other and len(one) == 10
-    # sha256 of '["abc"]'
-    assert FewShot(("abc",), "x.txt").label == "x.txt-02f393ea"
-
-
 def test_a_file_is_shown_as_it_is(tmp_path, tokenizer, monkeypatch):
     path = tmp_path / "mine.txt"
     path.write_text("\nSo {geht} es.\nUnd Schluß.\n\n", encoding="utf-8-sig")
@@ -258,13 +212,6 @@ def test_a_file_is_shown_as_it_is(tmp_path, tokenizer, monkeypatch):
     assert "\n\nSo {geht} es.\nUnd Schluß.\n\nThis is" in tokenizer.decode(
         build(react(tokenizer, examples=shots.examples)).ids
     )
-
-
-def test_a_tiny_model_reads_every_word_of_an_example():
-    suite = GeneratedAlfworld(n_train=20)
-    tokenizer = build_tokenizer(corpus(suite, "react"))
-    text = REACT.shown(expert_examples(suite, 2, max_turns=20))
-    assert "Example 2" in text and tokenizer.unk_token_id not in ids_of(tokenizer, text)
 
 
 # --- In training ---------------------------------------------------------------------------------------------------
@@ -311,34 +258,26 @@ def test_an_rl_step_is_played_with_examples_and_its_card_says_which(tmp_path):
     assert "+few_shot=1-" in (tmp_path / "README.md").read_text()
 
 
-def test_examples_in_training_are_checked_before_anything_is_loaded(tmp_path, tokenizer):
-    with pytest.raises(TemplateError, match="got 'compact' with 1 examples .few_shot., but first.txt shows no"):
-        build_rules(make_config(tmp_path, few_shot=1), ToySuite(), tokenizer)
-
-
 # --- What is refused -----------------------------------------------------------------------------------------------
 
 
 def test_a_number_of_examples_and_a_file_exclude_each_other():
-    with pytest.raises(ValueError, match="few_shot_file: expected few_shot=0, got 'a.txt' with few_shot=2"):
+    with pytest.raises(ValueError, match="few_shot_file: expected none with few_shot=2, got 'a.txt'"):
         FewShotArguments(few_shot=2, few_shot_file="a.txt")
 
 
 def test_an_empty_file_is_named(tmp_path):
     (tmp_path / "mine.txt").write_text(" \n")
-    with pytest.raises(ValueError, match="few_shot_file: expected a text, got .*mine.txt', which is empty"):
+    with pytest.raises(ValueError, match="few_shot_file: expected a text, got the empty .*mine.txt"):
         read_example(str(tmp_path / "mine.txt"))
 
 
 def test_a_template_that_has_no_place_for_examples_is_named(tokenizer):
-    with pytest.raises(
-        TemplateError,
-        match="prompt_template: got 'test' with 1 examples .*first.txt shows no {examples}; expected 'react'",
-    ):
+    with pytest.raises(TemplateError, match="prompt_template: .*got 'test': first.txt shows no {examples}"):
         context_of(tokenizer, examples=("text",))
     first_only = PromptTemplate("mine", "{examples}{task}", "{task}", "{action}", "{observation}")
-    with pytest.raises(TemplateError, match="'mine' .*next.txt shows no {examples}"):
+    with pytest.raises(TemplateError, match="'mine': next.txt shows no {examples}"):
         context_of(tokenizer, template=first_only, examples=("text",))
     assert build(context_of(tokenizer, "concatenated", first_only, examples=("text",)))
-    with pytest.raises(TemplateError, match="'mine' .*it has no example.txt"):
+    with pytest.raises(TemplateError, match="'mine': it has no example.txt"):
         context_of(tokenizer, "concatenated", first_only, examples=(ONE,))

@@ -42,11 +42,6 @@ class TestDoors(EnvContract):
         return GymnasiumArguments(env_id="gym_games:Doors-v0", action_names=["left", "right"]).make_suite()
 
 
-def test_without_a_demonstrator_there_is_no_expert_and_the_error_names_the_field():
-    with pytest.raises(EnvError, match="demonstrator: expected 'module:Class', got none: .* has no built-in expert"):
-        GymnasiumArguments(env_id=KEYS).make_suite().make_expert()
-
-
 def test_a_task_is_a_seed_and_test_seeds_are_others():
     env = GymnasiumArguments(env_id=KEYS, train_tasks=50).make_suite().make_env()
     rights = []
@@ -111,22 +106,6 @@ def test_a_task_that_is_solved_at_the_time_limit_is_won(reward, said, won, monke
         env.step("try red key")
 
 
-def test_what_an_environment_leaves_open_is_as_if_it_said_nothing(monkeypatch):
-    """The optional fields of a server are null."""
-    env = GymnasiumArguments(env_id=KEYS).make_suite().make_env()
-    env.reset(options={"task_id": "train/0"})
-    monkeypatch.setattr(env._game, "step", lambda _: ("", 1.0, True, False, {"is_success": None, "accepted": None}))
-    *_, info = env.step("try red key")
-    assert (info["won"], info["accepted"]) == (True, True)
-
-
-def test_actions_that_are_one_text_are_refused(monkeypatch):
-    env = GymnasiumArguments(env_id=KEYS).make_suite().make_env()
-    monkeypatch.setattr(env._game, "reset", lambda **_: ("Three doors.", {"admissible_actions": "left, right"}))
-    with pytest.raises(EnvError, match="actions_key: expected the name of a list, got 'admissible_actions': 'left, r"):
-        env.reset(options={"task_id": "train/0"})
-
-
 @pytest.mark.parametrize(("won_score", "won"), [(1.0, True), (1.01, False)])
 def test_a_sum_of_rewards_wins_up_to_rounding(won_score, won):
     """0.1 ten times is 0.9999999999999999."""
@@ -153,15 +132,11 @@ def test_a_text_outside_the_action_space_does_not_reach_the_environment_and_any_
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({}, "env_id: got ''"),
         ({"env_id": "NoSuchGame-v0"}, "env_id: got 'NoSuchGame-v0'"),
-        ({"env_id": "no_such_module:Game-v0"}, "env_id: got 'no_such_module:Game-v0'"),
-        ({"env_id": "gym_games:Grid-v0"}, "env_id: .*Text space, got 'gym_games:Grid-v0' with Discrete"),
+        ({"env_id": "gym_games:Grid-v0"}, "env_id: .*Text space .*, got 'gym_games:Grid-v0' with Discrete"),
         ({"env_id": "gym_games:Doors-v0"}, "action_names: expected 2 different names .*got"),
-        ({"env_id": "gym_games:Doors-v0", "action_names": ["a", "a"]}, "expected 2 different names"),
         ({"env_id": "gym_games:Doors-v0", "action_names": ["a", "b", "a"]}, "expected 2 different names"),
         ({"env_id": KEYS, "action_names": ["a"]}, "expected no names"),
-        ({"env_id": KEYS, "env_kwargs": "{"}, "^env_kwargs: expected .*got '{'"),
         ({"env_id": KEYS, "env_kwargs": "[1]"}, r"^env_kwargs: expected .*got '\[1\]'"),
         ({"env_id": KEYS, "env_kwargs": {"colour": 1}}, "env_kwargs"),
         ({"env_id": KEYS, "train_tasks": 0}, "train_tasks: .*from 1 .*got 0"),

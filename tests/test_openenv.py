@@ -18,7 +18,6 @@ from epo_trl.envs.loop import submit
 from epo_trl.envs.openenv import OpenEnvArguments
 from epo_trl.envs.registry import build_suite as build_registered
 from epo_trl.envs.testing import EnvContract
-from epo_trl.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -118,15 +117,6 @@ def test_a_served_game_that_fails_aborts_the_episode_and_its_turn_limit_truncate
         assert env.step("look")[:4] == ("late", 0.5, False, True)
 
 
-@pytest.mark.parametrize("won", [True, False])
-def test_a_task_that_is_solved_at_the_turn_limit_is_won(won):
-    env = build_suite("http://nowhere", observation_key="text").make_env()
-    env._client = Ending(fails=False, is_success=won)
-    env.reset(options={"task_id": "train/0"})
-    _, _, terminated, truncated, info = env.step("look")
-    assert (terminated, truncated, info["won"]) == (won, not won, won)
-
-
 @pytest.mark.parametrize(("score", "expected"), [(0, 0), (62.5, 62.5), (None, 0.5), ("high", 0.5), ([3], 0.5)])
 def test_the_score_is_the_server_s_or_else_the_sum_of_rewards(score, expected):
     env = build_suite("http://nowhere", observation_key="text").make_env()
@@ -168,14 +158,6 @@ def test_a_reset_that_an_idle_session_refuses_opens_another(url):
 def test_a_run_may_go_on_with_a_server_of_another_address():
     given = [OpenEnvArguments(base_url=f"http://{host}", timeout_seconds=len(host)) for host in ("a", "bcd")]
     assert build_registered(given[0]).settings == build_registered(given[1]).settings
-
-
-def test_a_session_that_cannot_be_closed_is_warned_of():
-    env = build_suite("http://nowhere", observation_key="text").make_env()
-    env._client = Ending(fails=True)
-    env._client.close = None
-    with pytest.warns(UserWarning, match="base_url: http.*not closed: TypeError"):
-        env.close()
 
 
 def test_an_answer_is_seen_without_waiting_for_it(url):
@@ -236,28 +218,10 @@ def test_a_server_that_is_not_there_or_says_something_else_is_named(settings, sa
     env.close()
 
 
-def test_reset_keywords_have_to_be_a_mapping(url):
-    with pytest.raises(InputError, match=r"reset_kwargs: .*got '\[\]'"):
-        build_suite(url, reset_kwargs="[]")
-
-
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 def test_it_trains_for_two_steps(context, url, tmp_path):
     suite = build_suite(url, task_text="name it")
     check_training(tmp_path, suite, ["red", "green", "blue"], context=context, prompt_template="general_free")
-
-
-def test_a_hundred_rounds_on_three_seats_leave_no_session():
-    with serving(3) as (address, _):
-        for _ in range(100):
-            envs = [build_suite(address).make_env() for _ in range(3)]
-            for number, env in enumerate(envs):
-                env.reset_async(options={"task_id": f"train/{number}"})
-            for env in envs:
-                env.reset_wait()
-            assert envs[0].step("red")[4]["won"]
-            for env in envs:
-                env.close()
 
 
 def test_sessions_are_separate_and_a_server_that_is_full_says_so(url):

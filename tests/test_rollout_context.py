@@ -87,12 +87,6 @@ def test_a_prompt_that_is_too_long_loses_its_oldest_turns_first(qwen):
             assert (below.ids, below.dropped_turns) == (short[kept - 1], 4 - kept)
 
 
-def test_a_prompt_that_does_not_fit_without_history_is_none(qwen):
-    limit = len(build(context_of(qwen, history_length=0), PAST).ids)
-    assert build(context_of(qwen, history_length=3, max_prompt_tokens=limit - 1), PAST) is None
-    assert build(context_of(qwen, max_prompt_tokens=len(chat_ids(qwen, FIRST)) - 1)) is None
-
-
 def test_prompts_of_a_batch_do_not_depend_on_each_other(qwen):
     context = context_of(qwen, max_prompt_tokens=len(build(context_of(qwen, history_length=1), PAST).ids))
     views = [view(), view(PAST), view(observation="far " * 400)]
@@ -230,14 +224,6 @@ def test_the_header_that_ends_an_answer_stands_there_once(template, said):
     assert tokenizer.decode(grown).startswith(header + "\nsee: here")
 
 
-def test_by_default_the_tokenizer_s_end_of_sequence_ends_a_response():
-    tokenizer = ending_tokenizer("<|stop|><|done|>", eos="<|done|>")
-    for said, appended in (("<|done|>", "\n"), ("<|return|>", "<|stop|><|done|>\n")):
-        view_of = {"last_response_ids": ids_of(tokenizer, said)}
-        grown = build(context_of(tokenizer, "concatenated"), PAST[:1], **view_of).ids
-        assert tokenizer.decode(grown).startswith(appended + "<|im_start|>user")
-
-
 def test_the_sequence_may_grow_to_its_limit_with_room_for_one_more_response(qwen):
     prompt = build(context_of(qwen, "concatenated"), PAST, context_tokens=100)
     assert prompt.dropped_turns == 0, "it holds no history"
@@ -245,19 +231,6 @@ def test_the_sequence_may_grow_to_its_limit_with_room_for_one_more_response(qwen
     for limit, fits in ((need, True), (need - 1, False)):
         context = context_of(qwen, "concatenated", max_context_tokens=limit, max_response_tokens=7)
         assert (build(context, PAST, context_tokens=100) is not None) == fits
-
-
-def test_the_first_prompt_too_must_leave_room_for_a_response(qwen):
-    need = len(chat_ids(qwen, FIRST)) + 7
-    for limit, fits in ((need, True), (need - 1, False)):
-        context = context_of(qwen, "concatenated", max_context_tokens=limit, max_response_tokens=7)
-        assert (build(context) is not None) == fits
-
-
-def test_a_concatenated_prompt_too_is_bounded_by_itself(qwen):
-    ids = build(context_of(qwen, "concatenated"), PAST).ids
-    assert build(context_of(qwen, "concatenated", max_prompt_tokens=len(ids)), PAST).ids == ids
-    assert build(context_of(qwen, "concatenated", max_prompt_tokens=len(ids) - 1), PAST) is None
 
 
 def test_an_episode_whose_context_is_full_stops_there(qwen):
@@ -278,7 +251,6 @@ PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + m['content'] + '
         (None, "no chat template"),
         ("{{ messages[-1]['content'] }}<|im_end|>", "exactly once.*'userstart': 0"),  # drops the history
         (PLAIN.replace("m['content']", "m['content'] + m['content']"), "exactly once.*'userstart': 2"),
-        (PLAIN.replace("m['content']", "m['content'] | upper"), "exactly once.*'userstart': 0"),
         (PLAIN.replace("messages", "messages | reverse"), "in order"),
         (
             "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('users only') }}{% endif %}"
@@ -286,7 +258,6 @@ PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + m['content'] + '
             "user, assistant, user, assistant, user: users only",
         ),
         ("{% for m in messages %}{{ m['content'] + 1 }}{% endfor %}", "cannot render the messages user: "),
-        ("{% for m in messages %}{{ m.content }}", "cannot render the messages user: "),  # no endfor
         ("{% for m in messages %}[Round {{ loop.index }}]{{ m['content'] }}{% endfor %}", "same text around a message"),
     ],
 )  # fmt: skip
@@ -330,11 +301,6 @@ def test_a_chat_template_may_open_the_reasoning_of_every_answer():
         "<|im_start|>assistant\n<think>\n hm </think> <action> go </action><|im_end|>\n"
         "<|im_start|>user\nsee: one can: go, look<|im_end|>\n<|im_start|>assistant\n<think>\n"
     )
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_most_chat_templates_leave_the_reasoning_to_the_policy(style):
-    assert context_of(byte_tokenizer(STYLES[style])).answer_start == ""
 
 
 def test_tags_that_decoding_drops_are_an_error():

@@ -1,6 +1,5 @@
 """The rollout by scripted policies and environments: who is asked when, what is paid, why an episode stops."""
 
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from rollout_parts import (
     step,
 )
 
-from epo_trl.rollout import RolloutSettings, RolloutTimes, parse_response, parsing, play_episodes
+from epo_trl.rollout import RolloutSettings, parse_response, parsing, play_episodes
 from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.types import StopReason
 
@@ -59,16 +58,6 @@ def test_a_response_is_decoded_as_it_was_sampled():
     said = answer("go", "I 'm here , now .")
     [episode] = play(tokenizer, [ScriptedEnv(WIN)], [[said]])
     assert episode.turns[0].response == said
-
-
-def test_episodes_come_back_in_the_order_of_the_tasks_with_their_own_responses(tokenizer):
-    envs = [ScriptedEnv(step(), WIN), ScriptedEnv(WIN), ScriptedEnv(step(), LOSE)]
-    rounds = [[answer("go", "a0"), answer("go", "b0"), answer("go", "c0")], [answer("go", "a1"), answer("go", "c1")]]
-    episodes = play(tokenizer, envs, rounds)
-    assert [(episode.task_id, episode.seed) for episode in episodes] == [("task/0", 10), ("task/1", 11), ("task/2", 12)]
-    thoughts = [[turn.response.split()[1] for turn in episode.turns] for episode in episodes]
-    assert thoughts == [["a0", "a1"], ["b0"], ["c0", "c1"]]
-    assert stops(episodes) == [StopReason.WON, StopReason.WON, StopReason.LOST]
 
 
 def test_environments_are_reset_with_the_task_and_its_seed(tokenizer):
@@ -180,32 +169,6 @@ def test_an_invalid_action_is_skipped_and_the_observation_repeated(tokenizer):
     assert [(turn.action, turn.reward) for turn in episode.turns] == [("nonsense", -0.25), ("go", 10.0)]
 
 
-def test_skipped_turns_count_towards_the_turn_limit(tokenizer):
-    env = ScriptedEnv()
-    settings = RolloutSettings(invalid_action="skip", max_turns=2)
-    [episode] = play(tokenizer, [env], [["x"], ["y"]], settings)
-    assert (episode.stop, env.received) == (StopReason.TURN_LIMIT, [])
-
-
-def test_an_invalid_action_that_wins_is_paid_and_penalised(tokenizer):
-    [episode] = play(tokenizer, [ScriptedEnv(WIN)], [["go"]])
-    assert episode.turns[0].reward == pytest.approx(10.0 - 0.1)
-
-
-def test_the_environment_gets_its_own_spelling(tokenizer):
-    env = ScriptedEnv(WIN, start=("hall", info("Go To Box 1")))
-    play(tokenizer, [env], [[answer("go  to box 1")]])
-    assert env.received == ["Go To Box 1"]
-
-
-def test_rewards_of_the_environment_count_by_their_weight(tokenizer):
-    env = ScriptedEnv(step(reward=2.0), step(reward=4.0, terminated=True, won=True))
-    settings = RolloutSettings(success_reward=3.0, env_reward_weight=0.5)
-    [episode] = play(tokenizer, [env], settings=settings)
-    assert [turn.reward for turn in episode.turns] == [1.0, 5.0]
-    assert [turn.env_reward for turn in episode.turns] == [2.0, 4.0]
-
-
 def test_a_turn_keeps_what_the_environment_paid_apart_from_what_the_rules_make_of_it(tokenizer):
     env = ScriptedEnv(step(reward=2), step(reward=-3.0), WIN)
     rounds = [[answer("go")], [answer("fly")], ["nonsense"]]
@@ -214,18 +177,6 @@ def test_a_turn_keeps_what_the_environment_paid_apart_from_what_the_rules_make_o
     assert [(turn.env_reward, turn.reward) for turn in episode.turns] == [(2.0, 0.0), (-3.0, -0.25), (1.0, 9.75)]
     [skipped] = play(tokenizer, [ScriptedEnv(step(reward=2))], [["nonsense"]], replace(passed, invalid_action="skip"))
     assert [(turn.env_reward, turn.reward) for turn in skipped.turns] == [(0.0, -0.25), (2.0, 0.0), (0.0, 0.0)]
-
-
-def test_success_is_paid_only_on_the_turn_that_ends_the_episode(tokenizer):
-    [episode] = play(tokenizer, [ScriptedEnv(step(won=True), WIN)])
-    assert [turn.reward for turn in episode.turns] == [0.0, 10.0]
-
-
-def test_reasoning_may_be_optional(tokenizer):
-    response = "<action> go </action>"
-    [strict] = play(tokenizer, [ScriptedEnv(WIN)], [[response]])
-    [lenient] = play(tokenizer, [ScriptedEnv(WIN)], [[response]], RolloutSettings(require_think=False))
-    assert (strict.turns[0].is_valid, lenient.turns[0].is_valid) == (False, True)
 
 
 # --- Stop reasons --------------------------------------------------------------------------------------------------
@@ -333,14 +284,6 @@ def test_an_environment_that_fails_aborts_its_episode_alone(tokenizer, make, err
     assert [len(call) for call in policy.calls] == asked
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_tasks_that_the_template_cannot_show_abort_their_episodes_also_where_a_rollout_has_no_others(tokenizer, count):
-    envs = [ScriptedEnv(start=("start", {"won": False})) for _ in range(count)]
-    episodes = play(tokenizer, envs)
-    assert stops(episodes) == [StopReason.ABORTED] * count
-    assert {episode.error for episode in episodes} == {"KeyError: 'task'"}
-
-
 def test_an_exception_in_the_parser_aborts_that_episode_alone(tokenizer, monkeypatch):
     def raise_at_look(text, admissible, **kwargs):
         if "look" in text:
@@ -365,17 +308,8 @@ def test_a_reward_that_no_loss_can_be_made_of_aborts_that_episode_alone(tokenize
     assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
     assert episodes[0].error == (
         "EnvError: reward: expected a number from -1e+12 to 1e+12, beyond which a loss may overflow, got "
-        f"{paid} (the environment gave {reward}); lower env_reward_weight, or scale the environment's reward down"
+        f"{paid} (the environment gave {reward}); lower env_reward_weight"
     )
-
-
-@pytest.mark.parametrize("weight", [0.0, 1.0])
-@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_not_finite_aborts_that_episode_alone(tokenizer, reward, weight):
-    envs = [ScriptedEnv(step(reward=reward)), ScriptedEnv(WIN)]
-    episodes = play(tokenizer, envs, settings=RolloutSettings(max_turns=5, env_reward_weight=weight))
-    assert stops(episodes) == [StopReason.ABORTED, StopReason.WON]
-    assert episodes[0].error == f"EnvError: reward: expected a finite number, got the float '{reward}'"
 
 
 @pytest.mark.parametrize(("reward", "weight"), [(1e20, 0.0), (1e20, 1e-8), (-1e12, 1.0)])
@@ -430,12 +364,6 @@ def test_a_process_without_tasks_generates_for_dummies_until_all_stop(tokenizer)
     assert policy.calls == [[[tokenizer.eos_token_id]]] * 2
 
 
-def test_no_tasks_need_no_generation(tokenizer):
-    policy = ScriptedPolicy(tokenizer)
-    assert play(tokenizer, [], policy=policy) == []
-    assert policy.calls == []
-
-
 # --- Watching ------------------------------------------------------------------------------------------------------
 
 
@@ -444,14 +372,6 @@ def test_progress_counts_every_episode_once(tokenizer):
     envs = [ScriptedEnv(WIN), ScriptedEnv(), ScriptedEnv(start=OSError()), ScriptedEnv(step(), LOSE)]
     play(tokenizer, envs, on_finished=counts.append)
     assert counts == [1, 1, 1, 1]  # before the first turn, and after each of three
-
-
-def test_times_are_added_up(tokenizer):
-    times = RolloutTimes(generate=100.0)
-    play(tokenizer, [ScriptedEnv(WIN)], times=times)
-    assert times.generate > 100.0
-    assert 0.0 < times.env < 10.0
-    assert 0.0 < times.text < 10.0
 
 
 def test_too_few_environments_are_an_error(tokenizer):

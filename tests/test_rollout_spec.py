@@ -8,7 +8,6 @@ import pytest
 from rollout_parts import byte_tokenizer
 from trainer_kit import make_config
 
-from epo_trl.bounds import copy_options
 from epo_trl.cli.evaluation import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.envs.toy import ToySuite
@@ -75,9 +74,3 @@ def test_rules_are_those_of_the_options_and_of_the_protocol(tmp_path):
     assert protocol_settings(protocol, require_think=False) == RolloutSettings(
         max_turns=9, require_think=False, success_rule="ended-with-score", env_options={"a": 1}
     )
-
-
-def test_copied_options_are_those_that_both_have():
-    shown = DemonstrationArguments(prompt_template="react", few_shot=2, max_turns=7, episodes=3)
-    copied = copy_options(ResponseArguments, shown, require_think=False)
-    assert copied == ResponseArguments(prompt_template="react", few_shot=2, require_think=False)

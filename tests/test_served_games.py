@@ -1,7 +1,6 @@
 """The sessions of `epo-trl serve` without a server: which task a reset chooses, limits, and failures."""
 
 import asyncio
-import math
 import re
 import threading
 from types import SimpleNamespace
@@ -89,24 +88,10 @@ def test_a_reset_chooses_a_task_by_seed_place_or_id(task, expected):
     assert play(make_session(), **task).text == f"{expected}, options None"
 
 
-def test_without_a_choice_the_task_is_a_training_task():
-    texts = {play(make_session()).text.split()[0] for _ in range(30)}
-    assert texts <= {"train/0", "train/1", "train/2"} and len(texts) > 1
-    assert {play(make_session(), split="ood").text.split()[0] for _ in range(30)} == {"ood/0", "ood/1"}
-
-
-def test_a_seed_of_a_test_list_that_is_missing_is_refused():
-    session = make_session()
-    session._games.suite.splits = ("train",)
-    with pytest.raises(EnvError, match="split: expected one of train .*got 'iid'"):
-        play(session, seed=1_000_000)
-
-
-@pytest.mark.parametrize("task", [{"seed": 1_000_000}, {"split": "iid"}, {"split": "iid", "index": 0}])
-def test_a_reset_on_an_empty_list_names_it(task, monkeypatch):
+def test_a_reset_on_an_empty_list_names_it(monkeypatch):
     monkeypatch.setattr(Counts, "task_ids", lambda self, split: ["train/0"] if split == "train" else [])
     with pytest.raises(EnvError, match="split: expected a list with tasks, got 'iid', which is empty"):
-        play(make_session(), **task)
+        play(make_session(), seed=1_000_000)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +100,8 @@ def test_a_reset_on_an_empty_list_names_it(task, monkeypatch):
         ({"seed": "a"}, "seed: expected an integer >= 0, got 'a'"),
         ({"seed": -1}, "seed: .*got -1"),
         ({"split": "valid"}, "split: .*got 'valid'"),
-        ({"split": ["iid"]}, r"split: .*got \['iid'\]"),
         ({"split": "iid", "index": 2}, "index: expected an integer from 0 to 1 for 'iid', got 2"),
-        ({"split": "iid", "index": "0"}, "index: .*got '0'"),
         ({"task_id": "train/3"}, "task_id: expected an id of the lists train, iid, ood, got 'train/3'"),
-        ({"task_id": ["train/0"]}, "task_id: .*got .*'train/0'"),
         ({"task": "train/0"}, "reset: expected seed, episode_id, task_id, split, index, got task='train/0'"),
     ],
 )
@@ -149,13 +131,6 @@ def test_an_observation_says_what_happened():
     assert (state.episode_id, state.step_count, state.task_id, state.running) == ("e", 2, "train/0", False)
 
 
-@pytest.mark.parametrize("score", [None, 0, 62.5])
-def test_an_observation_has_the_score_of_an_environment_that_keeps_one(score, monkeypatch):
-    info, kept = Count._info, {} if score is None else {"score": score}
-    monkeypatch.setattr(Count, "_info", lambda self, won=False: info(self, won) | kept)
-    assert play(make_session(), seed=0).score == play(make_session(), "win", seed=0).score == score
-
-
 @pytest.mark.parametrize("said", ["Win", " press  big Button ", "PRESS  BIG BUTTON"])
 def test_an_action_is_taken_in_the_spelling_of_the_list(said, monkeypatch):
     """As in training and in `as_environment_factory`."""
@@ -166,23 +141,6 @@ def test_an_action_is_taken_in_the_spelling_of_the_list(said, monkeypatch):
     monkeypatch.setattr(Count, "step", lambda self, action: taken.append(action) or step(self, action))
     assert play(make_session(), said, seed=0).accepted
     assert taken == ["win" if said == "Win" else "press  Big Button"]
-
-
-@pytest.mark.parametrize("listed", [("win", "look"), None])
-def test_an_action_is_accepted_if_it_is_listed_and_the_environment_knows_it(listed, monkeypatch):
-    info = Count._info
-    answer = {"admissible_actions": listed, "accepted": False}
-    monkeypatch.setattr(Count, "_info", lambda self, won=False: info(self, won) | answer)
-    assert not play(make_session(), "look", seed=0).accepted
-
-
-@pytest.mark.parametrize("reward", [math.nan, math.inf, "1.0"])
-def test_a_reward_that_is_not_a_finite_number_is_an_error_of_its_episode(reward, monkeypatch):
-    monkeypatch.setattr(Count, "step", lambda self, action: ("", reward, False, False, self._info()))
-    session = make_session()
-    with pytest.raises(EnvError, match="reward: expected a (finite )?number, got the (float|str) '"):
-        play(session, "a", seed=0)
-    assert not session.state.running
 
 
 def test_what_a_served_tool_environment_offers_comes_with_the_first_observation():
@@ -277,9 +235,8 @@ def test_tasks_can_be_listed():
     assert session.num_tasks("train") == 3
     assert session.get_task("iid", 1) == {"id": "iid/1", "split": "iid", "index": 1}
     assert [task["id"] for task in session.get_task_range("train", 1)] == ["train/1", "train/2"]
-    for split, index in (("iid", 2), ("none", 0)):
-        with pytest.raises(IndexError):
-            session.get_task(split, index)
+    with pytest.raises(IndexError):
+        session.get_task("iid", 2)
 
 
 @pytest.mark.parametrize(
@@ -287,11 +244,9 @@ def test_tasks_can_be_listed():
     [
         (["trap", "--seats", "0"], "seats: expected an integer >= 1, got 0"),
         (["trap", "--port", "99999"], "port: expected an integer from 1 to 65535, got 99999"),
-        (["trap", "--call_timeout", "0"], "call_timeout: .*got 0.0"),
         (["trap", "--protocol", "none50"], "protocol: .*got 'none50'"),
         (["nowhere"], "environment: .*got 'nowhere'"),
         (["trap", "--seat", "3"], "--seat: unknown option; did you mean --seats"),
-        (["trap", "extra"], "extra: unknown option"),
         (["trap", "--doors", "1"], "doors: expected an integer from 2 to 6, got 1"),
     ],
 )
@@ -307,9 +262,3 @@ def test_games_that_cannot_start_are_not_served(monkeypatch, capsys):
     assert main(["serve", "trap"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and "info has no 'task_type'. Fix: add info['task_type'], a str" in err
-
-
-def test_a_bug_of_an_environment_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr(TrapSuite, "make_suite", lambda self: int("x"))
-    with pytest.raises(ValueError, match="invalid literal"):
-        main(["serve", "trap"])

@@ -92,8 +92,3 @@ def test_arguments_of_trl_that_have_no_place_here_are_refused_with_what_to_do(tm
     with pytest.raises(ValueError, match=f"{name}: expected none; .*{advice}"):
         make_trainer(tmp_path, **argument)
     make_trainer(tmp_path, **{name: None})
-
-
-def test_another_list_for_one_evaluation_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="eval_dataset: expected none; .*test lists of the suite"):
-        make_trainer(tmp_path).evaluate(eval_dataset=tasks(4))

@@ -255,15 +255,6 @@ def test_reward_functions_see_the_error_that_the_agent_sees(action):
     assert said["tool_calls"][0]["function"] == json.loads(action) and observation.startswith("Error: ")
 
 
-def test_reward_functions_add_to_the_environment_s_own_reward_as_with_trl():
-    def judge(completions, **_):
-        return [0.25]
-
-    for given in ([judge], judge):
-        env, *_ = started(ToolSuite(Scored, reward_funcs=given))
-        assert env.step(tool_call("set", score=0.5))[1] == 0.75
-
-
 # ------------------------------------------------------------------------------------------------- what may go wrong
 
 

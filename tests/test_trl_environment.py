@@ -59,12 +59,6 @@ def answering(*outcome, **changes):
     return env
 
 
-def test_an_environment_may_refuse_an_action_that_it_lists():
-    env = answering("A wall.", 0.0, False, False, accepted=False)
-    env.act("red")
-    assert (env.invalid_actions, env.get_reward()) == (1, -0.1)
-
-
 @pytest.mark.parametrize("reward", [math.nan, math.inf, 1e13, "1.0"])
 def test_a_reward_that_would_abort_an_episode_of_ours_is_an_error(reward):
     env = answering("You are out.", reward, True, False, won=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import operator
 import random
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, astuple, dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from epo_trl.errors import EpoTrlError
@@ -16,6 +17,7 @@ from epo_trl.errors import EpoTrlError
 Info = dict[str, Any]
 T = TypeVar("T")
 _NUMBER = re.compile("0|[1-9][0-9]{0,17}")
+NOT_RUNNING = "step: no episode is running; call reset(options={'task_id': ...}) first"
 
 
 class EnvError(EpoTrlError, RuntimeError):
@@ -37,10 +39,10 @@ class Faults:
     retries: int = 0
 
     def __add__(self, other: Faults) -> Faults:
-        return Faults(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Faults(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Faults) -> Faults:
-        return Faults(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+        return Faults(*map(operator.sub, astuple(self), astuple(other)))
 
 
 class TextEnv(ABC):
@@ -85,10 +87,7 @@ class TextEnv(ABC):
         Raises:
             EnvError: If the environment cannot copy its state, as by default.
         """
-        raise EnvError(
-            f"environment: expected one that can copy its state (`TextEnv.copy`), got {type(self).__name__}; the fast "
-            "engine of ALFWorld, ScienceWorld, WebShop, the toys and the trap can"
-        )
+        raise EnvError(f"environment: expected one that can copy its state (`TextEnv.copy`), got {type(self).__name__}")
 
     def reseed(self, seed: int) -> None:  # noqa: B027 - most games have none
         """Seeds the random numbers that do not follow from task and seed of a reset. By default there are none.

@@ -85,12 +85,7 @@ class GymnasiumArguments(NumberedArguments):
     action_names: list[str] | None = option(None, "Names of the actions of a `Discrete` space, in order.")
 
     def make_suite(self) -> GymnasiumSuite:
-        """Creates the task suite.
-
-        Raises:
-            EnvError: If there is no such environment, or its spaces are not text.
-            InputError: If `env_kwargs` are no mapping.
-        """
+        """Creates the task suite."""
         return GymnasiumSuite(self)
 
 
@@ -106,8 +101,8 @@ def _make(given: GymnasiumArguments) -> Any:
         raise EnvError(f"env_id: got {given.env_id!r} with env_kwargs {given.env_kwargs!r}: {error}") from error
     if not isinstance(game.observation_space, gymnasium.spaces.Text):
         raise EnvError(
-            f"env_id: expected an environment with observations in a Text space, got {given.env_id!r} with "
-            f"{str(game.observation_space)[:100]}; convert them to text in a gymnasium.ObservationWrapper"
+            f"env_id: expected observations in a Text space (see gymnasium.ObservationWrapper), got {given.env_id!r} "
+            f"with {str(game.observation_space)[:100]}"
         )
     return game
 

@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Annotated, Any, ClassVar
 
 from epo_trl.bounds import Range, check_bounds, option
-from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv, split_task_id
+from epo_trl.envs.base import NOT_RUNNING, EnvError, Expert, Info, TaskSuite, TextEnv, split_task_id
 from epo_trl.envs.border import flag, reaches
 from epo_trl.envs.registry import named_object
 
@@ -68,9 +68,7 @@ class NumberedSuite(TaskSuite):
         Raises:
             EnvError: If they name none.
         """
-        if not self.given.demonstrator:
-            raise EnvError(f"demonstrator: expected 'module:Class', got none: {self.name!r} has no built-in expert")
-        player: Expert = named_object("demonstrator", self.given.demonstrator, "'module:Class'")(seed)
+        player: Expert = named_object("demonstrator", self.given.demonstrator, "'module:Class' of an expert")(seed)
         return player
 
 
@@ -103,7 +101,7 @@ class NumberedEnv(TextEnv):
 
     def _check_running(self) -> None:
         if not self._running:
-            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+            raise EnvError(NOT_RUNNING)
 
     def _go_on(
         self, state: Mapping[str, Any], reward: float, *, terminated: bool, truncated: bool

@@ -141,14 +141,12 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
 
     def _text(self) -> str:
         found: Any = self._state
-        for part in filter(None, self.given.observation_key.split(".")):
-            try:
+        key = self.given.observation_key
+        try:
+            for part in filter(None, key.split(".")):
                 found = found[int(part)] if isinstance(found, list) else found[part]
-            except (LookupError, TypeError, ValueError) as error:
-                raise EnvError(
-                    f"observation_key: expected a key of the server's observation, got {self.given.observation_key!r} "
-                    f"for {str(self._state)[:200]}"
-                ) from error
+        except (LookupError, TypeError, ValueError) as error:
+            raise EnvError(f"observation_key: expected a key of {str(self._state)[:200]}, got {key!r}") from error
         text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
         return text if text.strip() else "(nothing)"
 
@@ -191,12 +189,7 @@ class OpenEnvArguments(NumberedArguments):
     timeout_seconds: Positive = option(60.0, "Time limit of a request, in seconds.")
 
     def make_suite(self) -> OpenEnvSuite:
-        """Creates the task suite.
-
-        Raises:
-            EnvError: If openenv is not installed, or a setting is invalid.
-            InputError: If `reset_kwargs` are no mapping.
-        """
+        """Creates the task suite."""
         return OpenEnvSuite(self)
 
 

@@ -54,7 +54,7 @@ class EnvContract:
 
     def make_suite(self) -> TaskSuite:
         """Creates the suite. Its class must be importable in another process."""
-        raise NotImplementedError(f"{type(self).__name__} has no make_suite(self); write one that returns the suite")
+        raise NotImplementedError
 
     def test_the_task_lists_keep_the_contract(self) -> None:
         """Runs `check_task_suite`."""
@@ -77,10 +77,8 @@ class EnvContract:
             env={**os.environ, "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"},
             check=True,
         )
-        assert done.stdout.decode().splitlines()[-1:] == [lists_and_starts(suite)], (
-            "two processes made different lists or starts; derive every choice from the task id and the seed, with "
-            "your own `random.Random`, not from `hash()` or the order of a set"
-        )
+        wrong = "two processes made different lists or starts; do not use `hash()` or the order of a set"
+        assert done.stdout.decode().splitlines()[-1:] == [lists_and_starts(suite)], wrong
 
     def test_the_expert_plays_admissible_actions_and_wins(self) -> None:
         """Plays `expert_tasks` tasks of each list."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv, split_task_id
+from epo_trl.envs.base import NOT_RUNNING, EnvError, Expert, Info, TaskSuite, TextEnv, split_task_id
 
 THINGS = ("coin", "ring", "key", "pearl", "ticket")
 COLOURS = ("red", "blue", "green", "white", "black")
@@ -104,7 +104,7 @@ class TreasureHunt(TextEnv):
         """Performs the action; an action that is not admissible changes nothing."""
         state = self._state
         if state is None or state.over:
-            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+            raise EnvError(NOT_RUNNING)
         state.moves += 1
         observation = _act(state, action) if action in _admissible(state) else "Nothing happens."
         won = state.hunt.wanted in state.in_chest

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from epo_trl.bounds import Count, Range, Share, check_bounds, option
-from epo_trl.envs.base import EnvError, Expert, Info, TaskSuite, TextEnv, split_task_id
+from epo_trl.envs.base import NOT_RUNNING, EnvError, Expert, Info, TaskSuite, TextEnv, split_task_id
 
 COLOURS = ("red", "blue", "green", "yellow", "white", "black")
 HATCH = "low"
@@ -89,7 +89,7 @@ class Trap(TextEnv):
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Goes through a door; any other action changes nothing."""
         if not isinstance(self.place, int):
-            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+            raise EnvError(NOT_RUNNING)
         self.moves += 1
         colour = self.actions.get(action)
         won = False

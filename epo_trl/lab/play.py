@@ -74,27 +74,23 @@ class Screen:
         """Writes a text."""
         self.console.print(plain(text, style), soft_wrap=True)
 
-    def ask_action(self, turn: int, actions: Sequence[str] | None) -> str:
-        """Asks a person for an action, with help before the first turn.
-
-        Raises:
-            EOFError: If the person quits or the input ends.
-        """
+    def ask_action(self, turn: int, actions: Sequence[str]) -> str:
+        """Asks a person for an action, with help before the first turn. Raises `EOFError` if the person quits."""
         if turn == 1:
             self.say(HELP, "dim")
         while True:
             typed = self.console.input(Text(f"{turn}> ", style="bold cyan")).strip()
             if not sys.stdin.isatty():  # the terminal does not echo a file or a pipe
                 self.say(typed)
+            number = int(typed[1:]) if typed[1:].isdecimal() else 0
             if typed == "/quit":
                 raise EOFError
-            if typed == "/actions":
-                for number, action in enumerate(actions or ["(this environment does not list its actions)"], start=1):
-                    self.say(f"{number:4}  {action}")
-            elif action := chosen_action(typed, actions):
-                return action
-            else:
-                self.say(HELP, "dim")
+            if typed.startswith("/") and 0 < number <= len(actions):
+                return actions[number - 1]
+            if typed and not typed.startswith("/") and typed.lower() not in ASKING:
+                return typed
+            listed = [f"{number:4}  {action}" for number, action in enumerate(actions, start=1)]
+            self.say("\n".join(listed or ["(none listed)"]) if typed == "/actions" else HELP, "dim")
 
     def show_turn(self, episode: RunningEpisode, before: Info, *, typed: bool) -> None:
         """Writes the last turn: the response, if no person has typed it, and the environment's answer to it."""
@@ -113,23 +109,15 @@ class Screen:
             self.say(", ".join(changes), "yellow")
 
 
-def chosen_action(typed: str, actions: Sequence[str] | None) -> str:
-    """Returns the action that a person typed or chose by its number; `""` if the input is not an action."""
-    if typed.lower() in ASKING:
-        return ""
-    if not typed.startswith("/"):
-        return typed
-    number = int(typed[1:]) if typed[1:].isdecimal() else 0
-    return actions[number - 1] if actions and 0 < number <= len(actions) else ""
-
-
 def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen: Screen) -> Episode | None:
     """Plays an episode and returns it, or `None` if the person quits.
 
     Raises:
         EnvError: If the environment fails, or the task does not exist.
     """
-    protocol, task_id = play_protocol(args, suite), find_task(args, suite)
+    task_id, has_rules = find_task(args, suite), bool(args.protocol or suite.protocol)
+    overrides: dict[str, Any] = {"max_turns": args.max_turns, "temperature": args.temperature, "context": args.context}
+    protocol = load_protocol(args, suite) if has_rules else PLAIN.varied(**overrides)
     context, engine = open_player(suite, args, model_args, protocol)
     with contextlib.closing(suite.make_env()) as env:
         if context:
@@ -191,19 +179,12 @@ def play_turns(
                 episode.send_action(response.ids, text, response.logprobs, context)
                 episode.await_answer()
         else:
-            number, listed = len(episode.turns) + 1, before["admissible_actions"]
+            number, listed = len(episode.turns) + 1, before["admissible_actions"] or ()
             answer = expert.act(episode.observation, before) if expert else ("", screen.ask_action(number, listed))
             with episode.aborted_by_errors():
                 episode.act(answer[1], thought=answer[0], verbatim=suite.verbatim or bool(suite.tools))
         if episode.stop is not StopReason.ABORTED:
             screen.show_turn(episode, before, typed=args.player == HUMAN)
-
-
-def play_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
-    """Returns the protocol of an evaluation, or `PLAIN` where the environment has no default."""
-    if args.protocol or suite.protocol:
-        return load_protocol(args, suite)
-    return PLAIN.varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
 
 
 def find_task(args: PlayArguments, suite: TaskSuite) -> str:

@@ -61,10 +61,7 @@ class FewShotArguments:
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.few_shot and self.few_shot_file:
-            raise InputError(
-                f"few_shot_file: expected few_shot=0, got {self.few_shot_file!r} with few_shot={self.few_shot}: "
-                "the file is shown in place of the expert's episodes"
-            )
+            raise InputError(f"few_shot_file: expected none with few_shot={self.few_shot}, got {self.few_shot_file!r}")
 
     def few_shot_of(self, suite: TaskSuite, env_options: Mapping[str, Any] | None = None) -> FewShot:
         """Loads the requested examples; they are the same in every process.
@@ -113,5 +110,5 @@ def read_example(path: str) -> str:
     """Reads a text file and strips surrounding white space."""
     text = Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig").strip()
     if not text:
-        raise InputError(f"few_shot_file: expected a text, got {path!r}, which is empty")
+        raise InputError(f"few_shot_file: expected a text, got the empty {path!r}")
     return text

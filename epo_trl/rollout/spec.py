@@ -159,8 +159,7 @@ class RolloutSettings(RewardArguments):
         if abs(paid) > LARGEST_REWARD:
             raise EnvError(
                 f"reward: expected a number from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}, beyond which a loss "
-                f"may overflow, got {paid!r} (the environment gave {env_reward!r}); lower env_reward_weight, or scale "
-                "the environment's reward down"
+                f"may overflow, got {paid!r} (the environment gave {env_reward!r}); lower env_reward_weight"
             )
         return paid
 

@@ -132,12 +132,11 @@ class PromptTemplate:
             examples: Examples to show, at least one.
             parts: Names of the parts that must contain the examples.
         """
-        lacks = [part for part in parts if "examples" not in _fields(getattr(self, part), f"{part}.txt")]
+        lacks = [f"{part}.txt" for part in parts if "examples" not in _fields(getattr(self, part), f"{part}.txt")]
         if lacks or not (self.example or all(isinstance(example, str) for example in examples)):
-            lack = f"{lacks[0]}.txt shows no {{examples}}" if lacks else "it has no example.txt to format them"
+            lack = f"{lacks[0]} shows no {{examples}}" if lacks else "it has no example.txt to format them"
             raise TemplateError(
-                f"prompt_template: got {self.name!r} with {len(examples)} examples (few_shot), but {lack}; expected "
-                "'react', 'scienceworld_react', or a custom folder of this form"
+                f"prompt_template: expected one with examples, such as 'react', got {self.name!r}: {lack}"
             )
 
     def check(self, info: Mapping[str, Any]) -> None:
@@ -145,25 +144,15 @@ class PromptTemplate:
         for part, values in _FIELDS.items():
             if part not in ("history", "example"):
                 values = {"task": "", "admissible_actions": (), **info, **values}
-            shown = _fields(getattr(self, part), f"{part}.txt")
-            empty = sorted(name for name in shown if info.get(name, "") is None)
-            if empty:
-                raise TemplateError(
-                    f"prompt_template {self.name!r}, {part}.txt: shows {{{empty[0]}}}, which the environment does not "
-                    "give with its current settings; use another template or change them"
-                )
-            unknown = shown - values.keys()
+            where = f"prompt_template {self.name!r}, {part}.txt"
+            given = {name: value for name, value in values.items() if value is not None}
+            unknown = sorted(_fields(getattr(self, part), where) - given.keys())
             if unknown:
-                raise TemplateError(
-                    f"prompt_template {self.name!r}, {part}.txt: unknown field {sorted(unknown)}; "
-                    f"expected one of {', '.join(sorted(values))}"
-                )
+                raise TemplateError(f"{where}: unknown field {unknown}; expected one of {', '.join(sorted(given))}")
             try:
-                render(getattr(self, part), values)
+                render(getattr(self, part), given)
             except Exception as error:  # a value of the environment may raise any
-                raise TemplateError(
-                    f"prompt_template {self.name!r}, {part}.txt: a placeholder does not fit its value: {error}"
-                ) from error
+                raise TemplateError(f"{where}: a placeholder does not fit its value: {error}") from error
 
 
 class _Listing(tuple):

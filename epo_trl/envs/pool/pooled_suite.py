@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from epo_trl.envs.base import AsyncTextEnv, EnvError, Faults, Info, TaskSuite
+from epo_trl.envs.base import NOT_RUNNING, AsyncTextEnv, EnvError, Faults, Info, TaskSuite
 from epo_trl.envs.pool.worker import PoolSettings, Worker, WorkerLost, WorkerProcess
 
 
@@ -38,7 +38,7 @@ class PooledEnv(AsyncTextEnv):
     def step_async(self, action: str) -> None:
         """Starts a step; `step_wait` returns its result."""
         if self._process is None:
-            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+            raise EnvError(NOT_RUNNING)
         self._pending = self._worker.submit(self._worker.step, self._process, self._seat, action)
 
     def reseed(self, seed: int) -> None:

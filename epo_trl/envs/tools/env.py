@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.base import NOT_RUNNING, EnvError, Info, TextEnv
 from epo_trl.envs.border import FINAL_ANSWER, reaches
 from epo_trl.envs.loop import submit
 from epo_trl.envs.tools.tool import Refusal, Tool, read_call
@@ -71,7 +71,7 @@ class ToolEnv(TextEnv):
         The score is the sum of `get_reward()` and the reward functions after the call.
         """
         if self._row is None:
-            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+            raise EnvError(NOT_RUNNING)
         try:
             observation, refusal = self._call(action), ""
         except Refusal as error:

@@ -23,13 +23,11 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
 from pydantic import Field
 from pydantic_core import from_json
-from starlette.responses import JSONResponse
 
 from epo_trl import __version__
 from epo_trl.envs.base import EnvError, TaskSuite, TextEnv
 from epo_trl.envs.border import ends_episode_alone, error_text
 from epo_trl.envs.numbered import FIRST_SEED
-from epo_trl.errors import one_line
 from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.rollout.spec import RolloutSettings
 from epo_trl.types import StopReason
@@ -142,14 +140,12 @@ class ServedGames:
             raise EnvError(f"index: expected an integer from 0 to {len(ids) - 1} for {split!r}, got {index!r:.100}")
         return ids[index]
 
-    def describe(self) -> str:
-        """Returns one line about the games and their rules, for the server's metadata."""
+    @property
+    def description(self) -> str:
+        """One line about the games and their rules."""
         about = (inspect.getdoc(self.suite) or self.suite.name).splitlines()[0]
         limit = f"ends after {self.max_turns} turns" if self.max_turns else "has no turn limit but its own"
-        return (
-            f"{about} Protocol {self.protocol or 'none'}: an episode {limit}; an invalid action is a turn; is_success "
-            "is the environment's strict rule, and a step pays the environment's reward."
-        )
+        return f"{about} Protocol {self.protocol or 'none'}: an episode {limit}; an invalid action is a turn."
 
 
 class GameSession(Environment):
@@ -244,7 +240,7 @@ class GameSession(Environment):
     def get_metadata(self) -> EnvironmentMetadata:
         """Returns name, description with the rules, and version."""
         games = self._games
-        return EnvironmentMetadata(name=games.suite.name, description=games.describe(), version=__version__)
+        return EnvironmentMetadata(name=games.suite.name, description=games.description, version=__version__)
 
     def list_splits(self) -> list[dict[str, str]]:
         """Returns the task lists: "train", and tests."""
@@ -252,7 +248,7 @@ class GameSession(Environment):
 
     def num_tasks(self, split: str) -> int:
         """Returns the number of tasks of a list."""
-        return len(self._ids(split))
+        return len(self._games.tasks[split])
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
         """Returns the tasks of a list, in their order."""
@@ -260,17 +256,12 @@ class GameSession(Environment):
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
         """Returns one task. Raises `IndexError` if there is none at the index."""
-        return {"id": self._ids(split)[index], "split": split, "index": index}
+        return {"id": self._games.tasks[split][index], "split": split, "index": index}
 
     def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
         """Returns a slice of a list."""
         places = range(self.num_tasks(split))[start:stop]
         return [self.get_task(split, index) for index in places]
-
-    def _ids(self, split: str) -> Any:
-        if split not in self._games.tasks:
-            raise IndexError(split)
-        return self._games.tasks[split]
 
     def close(self) -> None:
         """Frees the environment. May be called twice."""
@@ -318,14 +309,6 @@ def _is_object(text: str) -> bool:
         return False
 
 
-async def _refused(request: Any, error: Exception) -> Any:
-    """Answers a POST request that fails, in the form of FastAPI's validation errors."""
-    hint = "; a POST request is a session of its own, so play over the WebSocket /ws"
-    text = f"{one_line(error)}{hint if request.url.path == '/step' else ''}"
-    detail = {"type": "env_error", "loc": ["body"], "msg": text}
-    return JSONResponse({"detail": [detail]}, status_code=422)
-
-
 def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> Any:
     """Returns the FastAPI app of an OpenEnv server.
 
@@ -342,5 +325,4 @@ def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> 
         env_name=games.suite.name,
     )
     app.add_middleware(_ObjectsOnly)
-    app.add_exception_handler(EnvError, _refused)
     return app
