@@ -1,26 +1,20 @@
 """LoRA from one run to the next: an adapter is found with its base, trained on, merged, evaluated and exported."""
 
 import json
-import os
-import re
 import shutil
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from trainer_kit import make_config, make_model, make_trainer, toy_tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from trainer_kit import make_config, make_model, toy_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import ModelConfig, SFTConfig
 
-from epo_trl.cli import imitation, main
+from epo_trl.cli import main
 from epo_trl.cli.train import train
 from epo_trl.envs.toy import ToySuite
-from epo_trl.errors import InputError
 from epo_trl.models import adapters, families, load, load_policy, policy_for_training
 from epo_trl.runs.checkpoint_files import FINISHED, what_model
 from epo_trl.runs.run_settings import differences, settings_of
@@ -66,56 +60,29 @@ def test_with_use_peft_an_adapter_is_trained_on_as_it_is(adapter, tmp_path):
     assert given.keys() == {"model", "processing_class"} and not (tmp_path / "base").exists()
 
 
-def test_what_a_new_adapter_cannot_be_put_on_is_named(adapter, tmp_path):
-    base = str(adapter.folder / "base")
-    with pytest.raises(ValueError, match="lora_r: expected an integer >= 1, got 0"):
-        policy(base, tmp_path, use_peft=True, lora_r=0)
-    args, given = policy(base, tmp_path, use_peft=True, lora_target_modules=["qproj"])
-    with pytest.raises(ValueError, match="arget modules .*qproj.* not found"):
-        EPOTrainer(suite=ToySuite(), args=args, **given)
+def test_a_run_does_not_replace_the_model_that_it_starts_from(adapter, tmp_path):
+    for folder in (adapter.folder, adapter.folder / "base"):
+        with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got"):
+            policy(f"{adapter.path}/.", folder, use_peft=True)
+    shutil.copytree(adapter.folder, tmp_path / "base")  # a folder of yours that has the name
+    with pytest.raises(ValueError, match="output_dir: expected no folder base of another model in it"):
+        policy("tiny:32x1", tmp_path, use_peft=True)
 
 
-def test_a_run_does_not_replace_the_model_that_it_starts_from(adapter):
-    with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got"):
-        policy(f"{adapter.path}/.", adapter.folder)
+def test_all_weights_are_trained_from_a_merged_adapter_only(adapter, tmp_path):
+    with pytest.raises(ValueError, match="use_peft: expected True to train the adapter .*epo-trl merge .*run --out"):
+        policy(adapter.path, tmp_path)
 
 
-def test_a_run_does_not_replace_the_base_of_its_adapter(adapter, tmp_path):
-    with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got"):
-        policy(adapter.path, adapter.folder / "base", use_peft=True)
-    settings = {"base_model_name_or_path": str(adapter.folder / "base")}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match="output_dir: expected no folder base of yours in it, got .*run/base"):
-        policy(str(tmp_path), adapter.folder)
-
-
-@pytest.mark.parametrize("start", ["base", "elsewhere", "tiny:32x1"])
-def test_a_folder_named_base_that_no_run_has_written_is_kept(adapter, tmp_path, start):
-    """Of an earlier run or of the adapter itself: the run needs the name for its own base."""
-    mine = shutil.copytree(adapter.folder, tmp_path / "base")
-    path = {"base": str(mine), "elsewhere": adapter.path}.get(start, start)
-    with pytest.raises(ValueError, match="output_dir: expected no folder base of yours in it, got .*base"):
-        policy(path, tmp_path, use_peft=path == start)
-    assert what_model(str(mine)) == what_model(adapter.path) and os.listdir(tmp_path) == ["base"]
-
-
-def test_a_base_is_saved_beside_other_folders(adapter, tmp_path):
-    (tmp_path / "base.part").mkdir()
-    policy(adapter.path, tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["base", "base.part"]
-
-
-def test_without_use_peft_it_is_merged_into_a_checkpoint_that_the_run_begins_with(adapter, tmp_path):
-    args, given = policy(adapter.path, tmp_path)
-    assert given["model"] == str(tmp_path / "base") and given["peft_config"] is None
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(given["model"])), adapter.logits)
-    assert "revision" not in args.model_init_kwargs and os.listdir(tmp_path) == ["base"]
-    assert AutoTokenizer.from_pretrained(given["model"]).get_vocab() == toy_tokenizer().get_vocab()
-
-
-def test_a_new_adapter_on_a_model_in_memory_is_warned_about(tmp_path):
-    with pytest.warns(UserWarning, match="peft_config: expected a model with a path, .*policy_for_training"):
-        make_trainer(tmp_path, peft_config=LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+def test_an_adapter_of_another_model_is_named(adapter, tmp_path):
+    folder = shutil.copytree(adapter.folder, tmp_path / "copy")
+    weights = load_file(folder / "adapter_model.safetensors")
+    weights.pop(first := next(iter(weights)))
+    save_file(weights | {first.replace("layers.0", "layers.9"): torch.ones(1)}, folder / "adapter_model.safetensors")
+    with pytest.raises(
+        ValueError, match="model_name_or_path: expected an adapter with the weights of its base .*, got"
+    ):
+        policy(str(folder), tmp_path / "run", use_peft=True)
 
 
 @pytest.mark.parametrize("given", [None, {"dtype": "auto"}])
@@ -133,10 +100,9 @@ def test_a_configuration_loads_a_second_model_with_its_own_settings(tmp_path, gi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use_peft", [True, False])
 @pytest.mark.parametrize(("kind", "trainer"), [(EPOConfig, EPOTrainer), (EPOPPOConfig, EPOPPOTrainer)])
-def test_the_reference_of_the_kl_term_is_the_adapter_as_it_came(adapter, tmp_path, kind, trainer, use_peft):
-    args, given = policy(adapter.path, tmp_path, kind, use_peft=use_peft)
+def test_the_reference_of_the_kl_term_is_the_adapter_as_it_came(adapter, tmp_path, kind, trainer):
+    args, given = policy(adapter.path, tmp_path, kind, use_peft=True)
     if kind is EPOPPOConfig:
         args.num_generations = 1
     made = trainer(suite=ToySuite(), args=args, **given)
@@ -147,12 +113,13 @@ def test_the_reference_of_the_kl_term_is_the_adapter_as_it_came(adapter, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use_peft", [True, False])
-def test_a_run_that_was_interrupted_ends_like_one_that_was_not(adapter, tmp_path, use_peft):
-    run = lambda: train(ToySuite(), policy(adapter.path, tmp_path, use_peft=use_peft)[0],  # noqa: E731
-                        ModelConfig(adapter.path, use_peft=use_peft))  # fmt: skip
+def test_a_run_that_was_interrupted_ends_like_one_that_was_not(adapter, tmp_path):
+    def run():
+        args, _ = policy(adapter.path, tmp_path, use_peft=True)
+        train(ToySuite(), args, ModelConfig(adapter.path, use_peft=True))
+
     run()
-    name = "adapter_model.safetensors" if use_peft else "model.safetensors"
+    name = "adapter_model.safetensors"
     whole = load_file(tmp_path / name)
     for gone in ("checkpoint-2", "evaluations", "runs"):
         shutil.rmtree(tmp_path / gone, ignore_errors=True)
@@ -160,7 +127,7 @@ def test_a_run_that_was_interrupted_ends_like_one_that_was_not(adapter, tmp_path
     run()
     again = load_file(tmp_path / name)
     assert whole.keys() == again.keys() and all(torch.equal(whole[key], again[key]) for key in whole)
-    before = load_file(adapter.folder / name if use_peft else tmp_path / "base" / name)
+    before = load_file(adapter.folder / name)
     assert any(not torch.equal(whole[key], before[key]) for key in whole)
 
 
@@ -183,26 +150,6 @@ def test_an_adapter_without_its_tokenizer_has_that_of_its_base(adapter, tmp_path
     assert given["processing_class"].get_vocab() == toy_tokenizer().get_vocab()
 
 
-def test_an_adapter_of_the_hub_without_its_tokenizer_has_that_of_its_base(monkeypatch):
-    asked, missing = [], EntryNotFoundError("no such file")
-    monkeypatch.setattr(load, "load_tokenizer", lambda name, **kwargs: asked.append((name, kwargs["revision"])))
-    hub = adapters.Adapter("me/agent", "org/base", {"revision": "v2"})
-
-    def tokenizer(download, cached=None):
-        def hf_hub_download(*_, **__):
-            if download is not None:
-                raise download
-
-        monkeypatch.setattr(load, "hf_hub_download", hf_hub_download)
-        monkeypatch.setattr(load, "try_to_load_from_cache", lambda *_, **__: cached)
-        load._load_own_tokenizer("me/agent", hub, ModelConfig("me/agent", model_revision="v1"), False)
-        return asked.pop()
-
-    unreachable = LocalEntryNotFoundError("no network")
-    assert tokenizer(missing) == tokenizer(unreachable, cached=object()) == ("org/base", "v2")
-    assert tokenizer(None) == tokenizer(unreachable, cached="a/file") == tokenizer(unreachable) == ("me/agent", "v1")
-
-
 def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, monkeypatch, capsys):
     (empty := tmp_path / "empty").mkdir()
     out = tmp_path / "merged"
@@ -211,64 +158,15 @@ def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, monkeypatch, capsy
     torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(out)), adapter.logits)
     assert AutoTokenizer.from_pretrained(out).get_vocab() == toy_tokenizer().get_vocab()
     assert main(["merge", adapter.path, "--out", str(out)]) == 1
-    assert "there already; expected a new folder" in capsys.readouterr().err
+    assert "out: expected a new folder, got" in capsys.readouterr().err
     monkeypatch.chdir(empty)
     for here in (".", "../empty", ""):
         assert main(["merge", "no_such_adapter", "--out", here]) == 1  # refused before anything is loaded
-        assert "the current folder; name another" in capsys.readouterr().err
+        assert "there already or the current folder" in capsys.readouterr().err
     assert main(["merge", "no_such_adapter", "--out", "run/base"]) == 1
     assert "out: expected another name than base, " in capsys.readouterr().err
     assert main(["merge", str(out), "--out", str(tmp_path / "again")]) == 1
     assert "there is no adapter_config.json" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (lambda folder: cut(folder / "adapter_model.safetensors"), "which cannot be put on .*base: "),
-        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "which cannot be put on .*base: "),
-        (lambda folder: cut(folder / "base" / "model.safetensors"), "whose base .*base cannot be read: "),
-        (lambda folder: other_width(folder / "base"), "which cannot be put on .*base: .*size mismatch"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{"), "whose .*adapter_config.json is no JSON: "),
-    ],
-    ids=["cut", "gone", "base cut", "another base", "no JSON"],
-)
-def test_a_damaged_adapter_is_one_line(adapter, tmp_path, capsys, spoil, says):
-    folder = tmp_path / "copy"
-    shutil.copytree(adapter.folder, folder)
-    spoil(folder)
-    capsys.readouterr()
-    assert main(["merge", str(folder), "--out", str(tmp_path / "out")]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert re.match(f"epo-trl: error: model_name_or_path: got the adapter {folder}, {says}", error)
-    assert not (tmp_path / "out").exists()
-    if "base" in says:
-        with pytest.raises(ValueError, match=f"got the adapter {folder}, {says}"):
-            policy(str(folder), tmp_path / "run", use_peft=True)
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:200])
-
-
-def other_width(folder):
-    shutil.rmtree(folder)
-    config = make_model(seed=3).config
-    config.hidden_size, config.intermediate_size = 2 * config.hidden_size, 2 * config.intermediate_size
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-
-
-def test_the_weights_of_an_adapter_are_of_the_revision_that_was_asked_for(adapter, monkeypatch):
-    asked = []
-    load_weights = PeftModel.from_pretrained
-
-    def noted(*args, **kwargs):
-        asked.append(kwargs["revision"])
-        return load_weights(*args, **kwargs)
-
-    monkeypatch.setattr(PeftModel, "from_pretrained", noted)
-    load_policy(ModelConfig(adapter.path, model_revision="v2"), ToySuite(), "compact")
-    assert asked == ["v2"]
 
 
 def test_an_adapter_notes_the_revision_of_its_base_and_goes_on_it_again(adapter, tmp_path, monkeypatch):
@@ -311,73 +209,9 @@ def test_an_adapter_that_is_trained_on_takes_the_memory_of_its_own_rank(adapter,
     assert bytes_of(adapter.path) == bytes_of(adapter.folder / "base")
 
 
-def test_a_base_that_is_gone_is_named(adapter, tmp_path):
-    shutil.copy(adapter.folder / "adapter_config.json", tmp_path)
-    settings = json.loads((tmp_path / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": "runs/a/gone"}))
-    with pytest.raises(ValueError, match="model_name_or_path: got the adapter .*, whose base runs/a/gone is not there"):
-        policy(str(tmp_path), tmp_path / "run", use_peft=True)
-
-
-def test_the_relative_path_of_a_base_is_found_from_another_folder(adapter, tmp_path, monkeypatch):
-    shutil.copytree(adapter.folder / "base", tmp_path / "runs" / "sft")
-    (tmp_path / "runs" / "rl").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    settings = json.loads((adapter.folder / "adapter_config.json").read_text())
-    settings["base_model_name_or_path"] = "runs/sft"
-    (tmp_path / "runs" / "rl" / "adapter_config.json").write_text(json.dumps(settings))
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert adapters.Adapter.find("../runs/rl").base == str(tmp_path / "runs" / "sft")
-    monkeypatch.chdir(tmp_path)
-    assert adapters.Adapter.find("runs/rl").base == "runs/sft"
-    shutil.copytree(tmp_path / "runs" / "sft", tmp_path / "elsewhere" / "runs" / "sft")
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert adapters.Adapter.find("../runs/rl").base == str(tmp_path / "runs" / "sft")  # not that of another project
-    (tmp_path / "runs" / "sft").rename(tmp_path / "gone")
-    assert adapters.Adapter.find("../runs/rl").base == "runs/sft"
-
-
 def with_other_weights(folder, factor=2.0):
     weights = load_file(folder / "adapter_model.safetensors")
     save_file({name: factor * value for name, value in weights.items()}, folder / "adapter_model.safetensors")
-
-
-def test_an_adapter_that_is_not_finite_is_named(adapter, tmp_path):
-    folder = shutil.copytree(adapter.folder, tmp_path / "copy")
-    with_other_weights(folder, float("nan"))
-    with pytest.raises(InputError, match="model_name_or_path: got the adapter .*copy, which cannot be merged into "):
-        load_policy(ModelConfig(str(folder)), ToySuite(), "compact")
-
-
-@pytest.mark.parametrize("left", ["checkpoint-1", FINISHED])
-def test_a_run_does_not_go_on_with_another_adapter_than_it_began_with(adapter, tmp_path, left):
-    policy(adapter.path, tmp_path)
-    (tmp_path / left).mkdir()
-    other = shutil.copytree(adapter.folder, tmp_path / "other")
-    policy(str(other), tmp_path)  # the same, somewhere else
-    with_other_weights(other)
-    with pytest.raises(ValueError, match="model_name_or_path: got .*other, but .* was begun with "):
-        policy(str(other), tmp_path)
-
-
-def test_the_base_of_an_attempt_without_a_checkpoint_is_not_the_base_of_the_next(adapter, tmp_path):
-    """The first attempt trains all weights. Its base holds the adapter's changes, which must not be applied twice."""
-    policy(adapter.path, tmp_path)
-    _, given = policy(adapter.path, tmp_path, use_peft=True)
-    given["model"].save_pretrained(tmp_path)
-    given["processing_class"].save_pretrained(tmp_path)
-    (tmp_path / FINISHED).touch()
-    loaded, _ = load_policy(ModelConfig(str(tmp_path)), ToySuite(), "compact")
-    torch.testing.assert_close(logits(loaded), adapter.logits)
-
-
-@pytest.mark.parametrize("left", ["checkpoint-1", FINISHED])
-def test_a_start_without_a_base_keeps_that_of_a_run_and_the_model_that_it_starts_from(adapter, tmp_path, left):
-    policy(adapter.path, tmp_path)
-    policy(str(tmp_path / "base"), tmp_path, use_peft=True)
-    (tmp_path / left).mkdir()
-    policy(adapter.path, tmp_path, use_peft=True)
-    assert (tmp_path / "base").is_dir()
 
 
 def test_a_refused_command_keeps_the_base_of_a_finished_run(tmp_path):
@@ -429,37 +263,24 @@ def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):
         policy(adapter.path, tmp_path, use_peft=True, lora_r=64)
     policy(adapter.path, tmp_path, use_peft=True, lora_target_modules=["v_proj", "q_proj"])
     for name, other in (
-        ("lora_target_modules", ["q_proj"]), ("lora_target_modules", ["all-linear"]), ("lora_dropout", 0.3),
+        ("lora_target_modules", ["q_proj"]), ("lora_dropout", 0.3),
         ("lora_modules_to_save", ["lm_head"]), ("lora_target_parameters", ["gate.weight"]),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"{name}: expected .*, as in the adapter .*, got .*epo-trl merge"):
             policy(adapter.path, tmp_path, use_peft=True, **{name: other})
 
 
-def test_the_settings_that_an_adapter_keeps_instead_of_the_defaults_are_printed(adapter, tmp_path):
-    with pytest.warns(UserWarning, match=r"trained with its own settings: lora_r 4, not 16; lora_alpha 8, not 32$"):
-        policy(adapter.path, tmp_path, use_peft=True)
-
-
-def test_an_adapter_on_every_linear_layer_is_trained_on_with_all_linear(adapter, tmp_path):
-    base = AutoModelForCausalLM.from_pretrained(adapter.folder / "base")
-    lora = LoraConfig(r=4, target_modules="all-linear", modules_to_save=["lm_head"], task_type="CAUSAL_LM")
-    get_peft_model(base, lora).save_pretrained(tmp_path / "all")
-    toy_tokenizer().save_pretrained(tmp_path / "all")
-    asked = {"use_peft": True, "lora_target_modules": ["all-linear"], "lora_modules_to_save": ["lm_head"]}
-    assert policy(str(tmp_path / "all"), tmp_path / "run", **asked)[1]["model"] is not None
-
-
 def test_a_model_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match="model_name_or_path: got 'runs/no/model', which cannot be read"):
-        policy("runs/no/model", tmp_path)
+    for name in ("runs/no/model", "runs/no"):
+        with pytest.raises(ValueError, match=f"model_name_or_path: got '{name}', w.* cannot be read"):
+            policy(name, tmp_path)
     with pytest.raises(ValueError, match="model_name_or_path: expected a Hub id, a local path or 'tiny', got nothing"):
         policy("", tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="model_name_or_path: got '.*empty', which cannot be read: ."):
         policy(str(tmp_path / "empty"), tmp_path)
     make_model().save_pretrained(tmp_path / "empty")
-    with pytest.raises(ValueError, match="model_name_or_path: got '.*empty', .*: it has no tokenizer_config.json$"):
+    with pytest.raises(ValueError, match="model_name_or_path: got '.*empty', whose tokenizer cannot be read"):
         policy(str(tmp_path / "empty"), tmp_path)
 
 
@@ -479,48 +300,14 @@ def test_precision_and_attention_are_those_that_were_asked_for(adapter, tmp_path
         )
 
 
-@pytest.mark.parametrize("program", ["train", "imitate"])
-def test_a_second_call_with_the_same_configuration_loads_what_it_is_asked_to(adapter, tmp_path, monkeypatch, program):
-    loaded = []
-
-    class Trainer:
-        preempted, close_envs = False, print
-        model = SimpleNamespace(config=AutoConfig.from_pretrained(adapter.folder / "base"))
-
-        def __init__(self, *_, args, **__):
-            self.args = args
-
-        def train_to_end(self):
-            loaded.append({**self.args.model_init_kwargs})
-
-    monkeypatch.setattr(imitation, "ImitationTrainer", Trainer)
-    monkeypatch.setattr(imitation, "demonstrations", lambda *_: Dataset.from_dict({"input_ids": [[5]]}))
-    given = {"use_cache": False}
-    if program == "train":
-        args = make_config(tmp_path, model_init_kwargs=given)
-        start = partial(train, ToySuite(), args, trainer_class=Trainer)
-    else:
-        args = imitation.ImitationConfig(str(tmp_path), use_cpu=True, report_to=[], model_init_kwargs=given)
-        start = partial(imitation.imitate, ToySuite(), imitation.DemonstrationArguments(), args)
-    base = f"{adapter.path}/base"
-    start(model_args=ModelConfig(base, dtype="bfloat16", attn_implementation="eager"))
-    start(model_args=ModelConfig(base, dtype="float32"))
-    assert [(one["dtype"], one["attn_implementation"], one["use_cache"]) for one in loaded] == [
-        (torch.bfloat16, "eager", False),
-        (torch.float32, None, False),
-    ]
-    assert args.model_init_kwargs == given
-
-
 def test_four_bits_reach_every_loader(adapter, tmp_path, monkeypatch):
-    """bitsandbytes is not here, so it stops where the model would be loaded."""
     asked, wish = [], object()
 
     def record(path, **kwargs):
         asked.append(kwargs["quantization_config"])
         raise LookupError
 
-    monkeypatch.setattr(load, "build_quantization", lambda args: wish if args.load_in_4bit else None)
+    monkeypatch.setattr(load, "get_quantization_config", lambda args: wish if args.load_in_4bit else None)
     monkeypatch.setattr(load, "create_model_from_path", record)
     monkeypatch.setattr(families, "create_model_from_path", record)
     four = {"load_in_4bit": True}
@@ -549,19 +336,3 @@ def test_a_new_adapter_on_an_architecture_that_peft_does_not_know_is_on_every_li
 
 
 # --------------------------------------------------------------------------------------- 4 and 8 bit, and the Hub
-
-
-def test_without_bitsandbytes_a_base_in_4_bit_is_an_error_in_one_line(adapter, tmp_path, monkeypatch):
-    monkeypatch.setattr(load, "find_spec", lambda name: None)
-    for asked in ("load_in_4bit", "load_in_8bit"):
-        with pytest.raises(
-            ValueError, match=rf"{asked}: got True, but bitsandbytes is not installed; pip install 'epo"
-        ):
-            policy(f"{adapter.path}/base", tmp_path, use_peft=True, **{asked: True})
-    assert load.build_quantization(ModelConfig()) is None
-
-
-def test_four_bits_need_a_type_to_compute_in(monkeypatch):
-    monkeypatch.setattr(load, "find_spec", lambda name: object())
-    with pytest.raises(ValueError, match="dtype: expected 'bfloat16', 'float16'.*got 'auto' with load_in_4bit"):
-        load.build_quantization(ModelConfig(load_in_4bit=True, dtype="auto"))

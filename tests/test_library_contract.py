@@ -12,11 +12,9 @@ import transformers
 from accelerate.commands import launch
 from foreign_names import ROOT, advice
 from transformers import GenerationConfig, MambaForCausalLM, PreTrainedModel, Trainer, TrainingArguments
-from transformers.integrations import deepspeed as integration
 from transformers.models.mixtral import modeling_mixtral
 
 from epo_trl.models import build_model, build_tokenizer
-from epo_trl.models.adapters import whole_weights
 from epo_trl.models.load import get_attention
 
 
@@ -71,24 +69,6 @@ def test_fields_that_may_be_json_are_a_list_of_names():
 def test_the_model_of_a_checkpoint_is_saved_by_an_internal_call():
     source = inspect.getsource(Trainer._save_checkpoint)
     expect_lines("_internal_call", source, "self.save_model(output_dir, _internal_call=True)")
-
-
-def test_models_are_loaded_whole_while_a_deepspeed_configuration_is_put_by(monkeypatch):
-    class Zero3:
-        def is_zero3(self):
-            return True
-
-    config = Zero3()
-    monkeypatch.setattr(integration, "_hf_deepspeed_config_weak_ref", None, raising=False)
-    integration.set_hf_deepspeed_config(config)
-
-    def seen() -> tuple[bool, bool, bool]:
-        before = integration.is_deepspeed_zero3_enabled()
-        with whole_weights():
-            inside = integration.is_deepspeed_zero3_enabled()
-        return before, inside, integration.is_deepspeed_zero3_enabled()
-
-    expect("_hf_deepspeed_config_weak_ref", (True, False, True), seen)
 
 
 def test_the_loss_of_a_router_takes_logits_experts_and_a_mask():

@@ -62,11 +62,18 @@ def encoder(folder, monkeypatch):
 
 def quantized(**asked):
     def refused(folder, monkeypatch):
-        monkeypatch.setattr(load, "find_spec", lambda name: name)  # bitsandbytes
+        monkeypatch.setattr(load, "get_quantization_config", lambda _: asked)  # without bitsandbytes
         start = ModelConfig("tiny", dtype="float32", **asked)
         load.policy_for_training(start, make_config(folder), ToySuite(), "compact")
 
     return refused
+
+
+def unmerged_adapter(folder, monkeypatch):
+    found = load.Adapter("me/agent", "org/base", {})
+    monkeypatch.setattr(load.Adapter, "find", lambda *_: found)
+    monkeypatch.setattr(load, "load_tokenizer", lambda *_, **__: toy_tokenizer())
+    load.policy_for_training(ModelConfig("me/agent"), make_config(folder), ToySuite(), "compact")
 
 
 def tied_adapter(folder, monkeypatch):
@@ -109,6 +116,7 @@ REFUSED = {
         sharded(sync_ref_model=True, beta=0.1, ref_model_sync_steps=1),
     ),
     "tools": ("expected none;", trainer(tools=[len])),
+    "use_peft": ("expected True to train the adapter", unmerged_adapter),
     "use_transformers_continuous_batching": (
         "expected false, got true",
         config(use_transformers_continuous_batching=True),

@@ -335,7 +335,7 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
 def main(line: CommandLine) -> None:
     """Parses the options and evaluates."""
     suite, args, model_args = parse_options(line, EvaluationArguments, ModelConfig)
-    check_model_name(model_args.model_name_or_path, revision=model_args.model_revision)
+    check_model_name(model_args.model_name_or_path)
     others = None
     if args.compare_to:
         lists = load_task_lists(args, suite)

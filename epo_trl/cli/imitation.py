@@ -21,7 +21,6 @@ from epo_trl.errors import InputError
 from epo_trl.models import policy_for_training
 from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import fitted, freeze_unread, settle_experts
-from epo_trl.models.init_kwargs import keeping_init_kwargs
 from epo_trl.models.load import end_ids_of, sequence_limit
 from epo_trl.models.muon import make_muon
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, tasks_of_types
@@ -266,7 +265,7 @@ def imitate(
         RunningError: If another process trains in `output_dir`.
         ValueError: If `output_dir` holds a run with other settings, or there is no demonstration.
     """
-    with run_lock(args), keeping_init_kwargs(args):
+    with run_lock(args):
         policy = policy_for_training(model_args, args, suite, shown.template_for(suite))
         tokenizer = policy["processing_class"]
         ends = end_ids_of(model_args, tokenizer, args.trust_remote_code)

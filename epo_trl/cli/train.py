@@ -14,7 +14,6 @@ from epo_trl.bounds import option
 from epo_trl.cli.options import AlgorithmArguments, CommandLine, config_name, find_warm_start, parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.models.init_kwargs import keeping_init_kwargs
 from epo_trl.models.load import policy_for_training
 from epo_trl.models.names import tiny_size
 from epo_trl.runs.callbacks import EXIT_CODE
@@ -93,7 +92,7 @@ def train(
         RunningError: If another process trains in `output_dir`.
         ValueError: If `output_dir` holds a run with other settings.
     """
-    with run_lock(args), keeping_init_kwargs(args):
+    with run_lock(args):
         policy = policy_for_training(model_args, args, suite, args.template_for(suite))
         trainer = trainer_class(suite=suite, args=args, **policy)
         try:

@@ -60,7 +60,7 @@ def main(line: CommandLine) -> None:
     """Parses the options and plays."""
     suite, args, model_args = parse_options(line, PlayArguments, ModelConfig)
     if args.is_model:
-        check_model_name(args.player, "player", model_args.model_revision)
+        check_model_name(args.player, "player")
     play(suite, args, model_args, Screen())
 
 

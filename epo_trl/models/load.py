@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from importlib.util import find_spec
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -27,11 +20,10 @@ from trl.trainer.utils import create_model_from_path
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.models.adapters import BASE, Adapter, drop_base, keep_base, save_whole, whole_weights
+from epo_trl.models.adapters import BASE, Adapter, keep_base, save_whole
 from epo_trl.models.corpus import corpus
-from epo_trl.models.families import load_model, unread_by_text
+from epo_trl.models.families import load_model
 from epo_trl.models.generate import end_ids
-from epo_trl.models.init_kwargs import InitKwargs
 from epo_trl.models.names import COPIES, DEFAULT_SIZE, TOKENIZER, check_model_name, tiny_size
 from epo_trl.models.tiny import build_model, build_tokenizer
 from epo_trl.runs.checkpoint_files import checkpoints
@@ -39,12 +31,19 @@ from epo_trl.runs.run_lock import place_lock
 from epo_trl.runs.run_settings import uses_zero3
 
 
+class InitKwargs(dict[str, Any]):
+    """`model_init_kwargs` of a user over defaults. They remember those of the user, with which a second call begins."""
+
+    def __init__(self, given: Mapping[str, Any] | None, defaults: Mapping[str, Any]) -> None:
+        self.given = given.given if isinstance(given, InitKwargs) else given
+        super().__init__({**defaults, **(self.given or {})})
+
+
 def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, template: str) -> dict[str, Any]:
     """Prepares the arguments of a TRL trainer: `model`, `processing_class`, `peft_config`, `quantization_config`.
 
-    With `use_peft`, training continues an existing adapter. Without it, the adapter is merged into its base and all
-    weights are trained. A base that is not a checkpoint elsewhere is saved in `output_dir/base`. The reference policy
-    of a KL term is always the policy at the start of the run.
+    Training continues an adapter. A base that is made in memory is saved in `output_dir/base`. The reference policy of
+    a KL term is always the policy at the start of the run.
 
     Args:
         model_args: Model settings. `model_name_or_path` is a Hub id or a local path of a model or an adapter, or
@@ -54,34 +53,31 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         suite: Task suite.
         template: Name or folder of the prompt template.
     """
-    name, adapter = _find(model_args, args.output_dir)
+    name, adapter = _find(model_args)
     if not tiny_size(name):
         check_output_dir(args.output_dir, name, adapter.base if adapter else None)
-    quantization, trust = build_quantization(model_args), {"trust_remote_code": args.trust_remote_code}
+    quantization, trust = get_quantization_config(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise InputError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
-    kwargs = InitKwargs.complete(args.model_init_kwargs, _init_kwargs(model_args))
+    kwargs = InitKwargs(args.model_init_kwargs, _init_kwargs(model_args))
     args.model_init_kwargs = kwargs.given
-    drop_base(args, name if adapter is None else adapter.base)
     if tiny_size(name):
         model, tokenizer = _tiny(model_args, suite, template, args.seed)
         if not model_args.use_peft:
             return {"model": model, "processing_class": tokenizer}
-        made = model
-        model = keep_base(args, lambda: made, tokenizer, name)
+        model = keep_base(args, model, tokenizer, name)
     else:
         model, tokenizer = name, _load_own_tokenizer(name, adapter, model_args, **trust)
     if adapter is not None:
+        if not model_args.use_peft:
+            raise InputError(
+                f"use_peft: expected True to train the adapter {name}, got False; to train all weights, merge it "
+                f"first: epo-trl merge {name} --out DIR"
+            )
+        _check_same_lora(model_args, adapter)
         del kwargs["revision"]  # this is the adapter's revision, not its base's
-        if model_args.use_peft:
-            _check_same_lora(model_args, adapter, dropout=not getattr(args, "disable_dropout", False))
-            model = _to_train_on(adapter, quantization, args, **kwargs, **trust)
-            if model_args.lora_target_modules == "all-linear" and not _is_on_all_linear_layers(model):
-                raise _other_lora("lora_target_modules", "all-linear", adapter.settings.get("target_modules"), adapter)
-            return {"model": model, "processing_class": tokenizer}
-        with whole_weights():
-            merged = partial(adapter.merged, dtype="auto", **trust)
-            model = keep_base(args, merged, tokenizer, name, adapter.base)
+        model = _to_train_on(adapter, quantization, args, **kwargs, **trust)
+        return {"model": model, "processing_class": tokenizer}
     args.model_init_kwargs = kwargs
     return {
         "model": model,
@@ -135,7 +131,7 @@ def load_policy(
         return model.to(device), tokenizer
     tokenizer = _load_own_tokenizer(name, adapter, model_args, trust_remote_code)
     kwargs = {**_init_kwargs(model_args), "trust_remote_code": trust_remote_code}
-    quantization = build_quantization(model_args)
+    quantization = get_quantization_config(model_args)
     if quantization is not None:
         kwargs |= {"quantization_config": quantization, "device_map": {"": device}}
     if adapter is None:
@@ -157,12 +153,10 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
         trust_remote_code: Whether custom code from the Hub may run.
     """
     folder = Path(out).resolve()
-    if folder == Path.cwd():
-        raise InputError(f"out: expected a new folder, got {out}, the current folder; name another")
     if folder.name == BASE:
         raise InputError(f"out: expected another name than {BASE}, where a run keeps its own base model, got {out}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"out: got {folder}, which is there already; expected a new folder")
+    if folder == Path.cwd() or folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"out: expected a new folder, got {out}, which is there already or the current folder")
     model_args = ModelConfig(name)
     _, adapter = _find(model_args)
     if adapter is None:
@@ -175,33 +169,11 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
     return folder
 
 
-def build_quantization(model_args: ModelConfig) -> Any:
-    """Builds the quantization of the base model under an adapter (QLoRA, arXiv 2305.14314), or returns `None`.
-
-    Args:
-        model_args: Model settings: `load_in_4bit` or `load_in_8bit`, and `dtype` for computation.
-
-    Raises:
-        ValueError: If bitsandbytes is not installed, or `dtype` is not a floating-point type.
-    """
-    asked = "load_in_4bit" if model_args.load_in_4bit else "load_in_8bit" if model_args.load_in_8bit else ""
-    if not asked:
-        return None
-    if find_spec("bitsandbytes") is None:
-        raise InputError(
-            f"{asked}: got True, but bitsandbytes is not installed; pip install 'epo-trl[qlora]', or omit {asked}"
-        )
-    if not isinstance(getattr(torch, str(model_args.dtype), None), torch.dtype):
-        raise InputError(f"dtype: expected 'bfloat16', 'float16' or 'float32', got {model_args.dtype!r} with {asked}")
-    return get_quantization_config(model_args)
-
-
-def _find(model_args: ModelConfig, output_dir: str | None = None) -> tuple[str, Adapter | None]:
+def _find(model_args: ModelConfig) -> tuple[str, Adapter | None]:
     """Returns the name of the model, and the adapter if the name is an adapter's."""
-    check_model_name(model_args.model_name_or_path, revision=model_args.model_revision, output_dir=output_dir)
+    check_model_name(model_args.model_name_or_path)
     name: str = model_args.model_name_or_path
-    with _named(name):
-        return name, None if tiny_size(name) else Adapter.find(name, model_args.model_revision)
+    return name, None if tiny_size(name) else Adapter.find(name, model_args.model_revision)
 
 
 def _init_kwargs(model_args: ModelConfig) -> dict[str, Any]:
@@ -249,43 +221,17 @@ _LORA = {
 }
 
 
-def _check_same_lora(model_args: ModelConfig, adapter: Adapter, *, dropout: bool) -> None:
-    """Raises `InputError` for a setting that the adapter does not have; warns where it differs from a default.
-
-    `dropout` is whether the run has dropout.
-    """
-    kept = []
+def _check_same_lora(model_args: ModelConfig, adapter: Adapter) -> None:
+    """Raises `InputError` for a setting that the adapter does not have."""
     for name, own in _LORA.items():
-        given, saved, default = getattr(model_args, name), adapter.settings.get(own), getattr(ModelConfig(), name)
-        if given == "all-linear" or _names(given) == _names(saved):
-            continue
-        if given != default:
-            raise _other_lora(name, given, saved, adapter)
-        if default is not None and own in adapter.settings and (dropout or name != "lora_dropout"):
-            kept.append(f"{name} {saved}, not {default}")
-    if kept:
-        warnings.warn(f"{adapter.name} is trained with its own settings: {'; '.join(kept)}", stacklevel=3)
-
-
-def _names(value: Any) -> Any:
-    """Returns a value that compares equal for the same names: PEFT saves lists in any order, TRL unpacks one name."""
-    return {value} if isinstance(value, str) else set(value) if isinstance(value, list) else value
-
-
-def _other_lora(name: str, given: Any, saved: Any, adapter: Adapter) -> InputError:
-    return InputError(
-        f"{name}: expected {saved}, as in the adapter {adapter.name}, got {given}; omit it, or merge the adapter and "
-        f"start a new one: epo-trl merge {adapter.name} --out DIR"
-    )
-
-
-def _is_on_all_linear_layers(model: Any) -> bool:
-    """Returns whether every linear layer but the head has an adapter, or is trained and saved as a whole."""
-    inner = re.compile(r"\.(lora_\w+|base_layer|modules_to_save|original_module)\b")
-    head, unread = model.get_output_embeddings(), {id(weight) for weight in unread_by_text(model.get_base_model())}
-    named = [(name, each) for name, each in model.named_modules() if id(getattr(each, "weight", None)) not in unread]
-    layers = [each for name, each in named if not inner.search(name) and each is not head]
-    return not any(isinstance(each, torch.nn.Linear) and not hasattr(each, "lora_A") for each in layers)
+        given, saved = getattr(model_args, name), adapter.settings.get(own)
+        # PEFT saves names in any order and writes `all-linear` out; TRL unpacks a single name.
+        one, other = (set(value) if isinstance(value, list) else {value} for value in (given, saved))
+        if given not in (getattr(ModelConfig(), name), "all-linear") and one != other:
+            raise InputError(
+                f"{name}: expected {saved}, as in the adapter {adapter.name}, got {given}; omit it, or merge the "
+                f"adapter and start a new one: epo-trl merge {adapter.name} --out DIR"
+            )
 
 
 _MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2")
@@ -294,8 +240,6 @@ _MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2")
 def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) -> Any:
     """Returns the configuration of a new adapter, or `None`; targets all linear layers if PEFT has no default."""
     config = get_peft_config(model_args)
-    if config is not None and config.r < 1:
-        raise InputError(f"lora_r: expected an integer >= 1, got {config.r}")
     if config is not None and model_args.model_revision not in (None, "main") and not Path(name).is_dir():
         config.revision = model_args.model_revision  # TRL omits it, but the adapter fits only these weights
     if config is not None and config.target_modules is None and config.target_parameters is None:
@@ -312,39 +256,13 @@ def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) ->
 def _load_own_tokenizer(name: str, adapter: Adapter | None, model_args: ModelConfig, trust_remote_code: bool) -> Any:
     """Loads the tokenizer of a model or adapter; an adapter without one uses its base's."""
     trust = {"trust_remote_code": trust_remote_code}
-    with _named(name, (OSError, ValueError)):  # ValueError for a folder without a tokenizer
-        if adapter is not None and not _has_tokenizer(name, model_args.model_revision):
+    try:
+        return load_tokenizer(name, revision=model_args.model_revision, **trust)
+    except (OSError, ValueError) as error:
+        if adapter is not None:
             return load_tokenizer(adapter.base, revision=adapter.base_revision, **trust)
-        try:
-            return load_tokenizer(name, revision=model_args.model_revision, **trust)
-        except ValueError as error:  # transformers lists what it would have read instead
-            if Path(name).is_dir() and not _has_tokenizer(name, None):
-                raise InputError(f"it has no {TOKENIZER}") from error
-            raise
-
-
-def _has_tokenizer(name: str, revision: str | None) -> bool:
-    """Returns whether a folder or a repository on the Hub has a tokenizer; without a network, what the cache knows."""
-    if Path(name).is_dir():
-        return (Path(name) / TOKENIZER).is_file()
-    try:
-        hf_hub_download(name, TOKENIZER, revision=revision)
-    except LocalEntryNotFoundError:
-        cached = try_to_load_from_cache(name, TOKENIZER, revision=revision)
-        return cached is None or isinstance(cached, str)  # another object notes that the file does not exist
-    except EntryNotFoundError:
-        return False
-    return True
-
-
-@contextmanager
-def _named(name: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-    """Adds the model's name to these errors."""
-    try:
-        yield
-    except errors as error:
         reason = str(error).split("\n")[0]
-        raise InputError(f"model_name_or_path: got {name!r}, which cannot be read: {reason}") from error
+        raise InputError(f"model_name_or_path: got {name!r}, whose tokenizer cannot be read: {reason}") from error
 
 
 def sequence_limit(config: Any) -> int | None:
