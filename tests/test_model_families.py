@@ -37,7 +37,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
 from epo_trl.models import load_policy
 from epo_trl.models.families import load_model, turn_off_noise, unread_by_text
-from epo_trl.trainers import EPOConfig, EPOTrainer
+from epo_trl.trainers import EPOTrainer
 
 IDS = torch.tensor([[5, 9, 11, 30, 12, 14, 9, 8]])
 WITH_EYES = ["qwen3_5", "qwen3_vl", "gemma3", "gemma4", "mistral3"]
@@ -106,44 +106,33 @@ def test_a_separate_critic_freezes_its_tower_and_has_no_adapter_there(tmp_path):
         trainer.train()
 
 
-def test_families_that_cannot_be_trained_on_text_alone_are_refused_before_the_rollout(tmp_path):
+def test_an_encoder_is_refused_before_the_rollout(tmp_path):
     sizes = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     T5ForConditionalGeneration(T5Config(**sizes)).save_pretrained(tmp_path / "t5")
     with pytest.raises(InputError, match="model: expected a decoder-only model, got T5ForConditionalGeneration"):
         make_trainer(tmp_path / "rl", model=str(tmp_path / "t5"))
-    model = load_model(checkpoint("gemma3", tmp_path / "gemma3"))
-    model.model.forward = lambda **kwargs: (_ for _ in ()).throw(ValueError("pixel_values: expected an image"))
-    with pytest.raises(InputError, match="trained on text alone, got Gemma3For.*: pixel_values: expected an image"):
-        make_trainer(tmp_path / "rl", model=model)
 
 
 # --------------------------------------------------------------------------------------------------- loading adapters
 
 
-@pytest.mark.parametrize("kind", ["qwen3_5", "llama", "gemma2"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "llama"])
 def test_an_adapter_with_weights_that_have_no_place_is_an_error_that_names_them(tmp_path, kind):
-    start = checkpoint(kind, tmp_path / "start")
-    model = get_peft_model(load_model(start), LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
-    model.save_pretrained(tmp_path / "adapter")
-    toy_tokenizer().save_pretrained(tmp_path / "adapter")
-    load_policy(ModelConfig(str(tmp_path / "adapter")), ToySuite(), "compact")
-    file = tmp_path / "adapter" / "adapter_model.safetensors"
-    weights = load_file(file)
+    start, folder = checkpoint(kind, tmp_path / "start"), tmp_path / "adapter"
+    get_peft_model(load_model(start), LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])).save_pretrained(
+        folder
+    )
+    toy_tokenizer().save_pretrained(folder)
+    load_policy(ModelConfig(str(folder)), ToySuite(), "compact")
+    weights = load_file(folder / "adapter_model.safetensors")
     first = next(iter(weights))
-    renamed = {
-        name.replace("model.layers", "model.other").replace("language_model", "lm"): w for name, w in weights.items()
-    }
-    for changed, says in (
-        (
-            renamed,
-            r"\d+ missing in the adapter, such as base_model\..*; \d+ unknown to the model, such as base_model\.",
-        ),
-        ({name: w for name, w in weights.items() if name != first}, "1 missing in the adapter"),
-        ({**weights, f"{first}.x": weights[first].clone()}, "1 unknown to the model, such as .*x"),
+    for changed in (
+        {name: weight for name, weight in weights.items() if name != first},
+        {**weights, f"{first}.x": weights[first].clone()},
     ):
-        save_file(changed, file)
-        with pytest.raises(InputError, match=rf"got the adapter .*, whose weights do not fit its base .*: {says}"):
-            load_policy(ModelConfig(str(tmp_path / "adapter")), ToySuite(), "compact")
+        save_file(changed, folder / "adapter_model.safetensors")
+        with pytest.raises(InputError, match="of its base .*start, got .*adapter, which does not fit 1 of them"):
+            load_policy(ModelConfig(str(folder)), ToySuite(), "compact")
 
 
 def test_a_base_that_auto_classes_know_by_another_name_gets_its_adapter_everywhere(tmp_path):
@@ -152,8 +141,6 @@ def test_a_base_that_auto_classes_know_by_another_name_gets_its_adapter_everywhe
     trainer = make_family_trainer(start, tmp_path / "rl", lora=True)
     trainer.train()
     trainer.save_model()
-    again = make_family_trainer(str(tmp_path / "rl"), tmp_path / "next")  # all weights, from the adapter
-    torch.testing.assert_close(logits(again.model), logits(trainer.model), atol=1e-4, rtol=0)
     further = make_family_trainer(str(tmp_path / "rl"), tmp_path / "further", lora=True)
     torch.testing.assert_close(logits(further.model), logits(trainer.model), atol=1e-4, rtol=0)
 
@@ -221,12 +208,6 @@ def test_the_noise_is_off_in_policy_reference_and_critic_and_the_saved_configura
     assert trainer.model.config.dropout == 0.0
     on = make_trainer(tmp_path / "on", model=start, disable_dropout=False)
     assert on.model.config.dropout == 0.1
-
-
-def test_noise_in_the_embeddings_is_refused_beside_no_dropout(tmp_path):
-    with pytest.raises(InputError, match="neftune_noise_alpha: expected null with disable_dropout, got 5"):
-        EPOConfig(str(tmp_path), neftune_noise_alpha=5, use_cpu=True)
-    EPOConfig(str(tmp_path), neftune_noise_alpha=5, disable_dropout=False, use_cpu=True)
 
 
 # -------------------------------------------------------------------------------------------------------------- experts

@@ -606,14 +606,11 @@ def test_a_saved_adapter_has_no_critic_and_an_adapted_critic_saves_what_it_train
 
 
 @pytest.mark.filterwarnings("ignore:.*resumed with other settings")
-def test_a_checkpoint_without_its_critic_or_with_another_kind_is_refused(tmp_path):
+def test_a_checkpoint_with_another_kind_of_critic_is_refused(tmp_path):
     resumable_ppo(tmp_path, max_steps=3).train()
     checkpoint = str(tmp_path / "checkpoint-3")
     with pytest.raises(ValueError, match="resume_from_checkpoint: .*same kind of critic, got .* with 20 extra"):
         resumable_ppo(tmp_path, "value head", resume_with_changes=True).train(resume_from_checkpoint=checkpoint)
-    (tmp_path / "checkpoint-3" / CRITIC_FILE).unlink()
-    with pytest.raises(ValueError, match=f"resume_from_checkpoint: .*{CRITIC_FILE} is missing"):
-        resumable_ppo(tmp_path, resume_with_changes=True).train(resume_from_checkpoint=checkpoint)
 
 
 @pytest.mark.slow
@@ -640,9 +637,6 @@ def test_without_the_best_checkpoint_the_last_policy_and_critic_stay(tmp_path):
     trainer._load_best_model()
     assert_bit_equal(weights(trainer), before)
     assert trainer.best_step is None
-    (tmp_path / "checkpoint-1").mkdir()
-    with pytest.raises(ValueError, match=f"resume_from_checkpoint: .*{CRITIC_FILE} is missing"):
-        trainer._load_best_model()
 
 
 def test_a_sharded_checkpoint_of_fsdp_has_no_file_of_the_critic_and_needs_none(tmp_path, monkeypatch):
@@ -852,14 +846,3 @@ def test_other_impossible_combinations_are_named(tmp_path):
                        eval_steps=1, metric_for_best_model="iid/success_rate")  # fmt: skip
     with pytest.raises(ValueError, match="critic_warmup_steps: expected 0 with lr_scheduler_type=.*got 2.*cosine"):
         trainer.train()
-
-
-@pytest.mark.parametrize("make_later", [make_trainer, make_ppo])
-def test_a_trainer_whose_critic_a_later_one_has_removed_refuses_to_go_on(tmp_path, make_later):
-    model = make_model()
-    first = make_ppo(tmp_path / "first", model=model)
-    make_later(tmp_path / "later", model=model)
-    first.state.best_model_checkpoint = str(tmp_path)
-    for go_on in (first._load_best_model, first.train, first.save_model):
-        with pytest.raises(ValueError, match="model: expected .* got one from which a later trainer has removed the"):
-            go_on()

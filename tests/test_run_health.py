@@ -2,13 +2,11 @@
 
 import json
 import math
-import re
 import warnings
 from dataclasses import replace
 
 import pytest
-import torch
-from run_kit import logged, weights
+from run_kit import logged
 from trainer_kit import make_episodes, make_trainer
 
 from epo_trl.trainers.monitoring.run_health import RunHealth, watched_entropy
@@ -43,8 +41,7 @@ def test_an_explosion_is_told_once_with_its_numbers():
     assert flags == [(0.0, 0.0)] * 14 + [(1.0, 0.0)] * 11
     (rl_step, text), *others = told
     assert (rl_step, others) == (14, [])
-    assert "exploded (RL step 14): in each of the last 10 RL steps the mean entropy was above 2 times its start" in text
-    assert "(1 nats), 3 nats in the last one. The policy" in text and "invalid, " not in text
+    assert "(RL step 14): over the last 10 RL steps entropy is above 2 times its start (1 nats). Some" in text
     assert "epo_lambda" in text and "learning_rate" in text
 
 
@@ -52,15 +49,26 @@ def test_invalid_turns_are_told_as_what_they_are():
     _, told = walk(RunHealth(warns=True), [GOOD] * 5 + [INVALID] * 20)
     # After n such steps the mean is 0.05 + 0.03 n, 20 points above the start at n = 7.
     assert [rl_step for rl_step, _ in told] == [11]
-    assert "(RL step 11): 26% of the turns in the last 10 RL steps were invalid, 5% at the start. " in told[0][1]
-    assert "Entropy has not doubled (1 nats, 1 at the start)" in told[0][1] and "invalid_action: skip" in told[0][1]
-    assert "at random" not in told[0][1] and "epo_lambda" not in told[0][1]
+    assert "(RL step 11): over the last 10 RL steps 26% of the turns are invalid, 5% at the start and entropy has not doubled, " in told[0][1]
+    assert "invalid_action: skip" in told[0][1] and "epo_lambda" not in told[0][1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"), [([GOOD] * 20, []), ([RANDOM] * 20, ["exploded"]), ([STUCK] * 20, ["collapsed"])]
+)
+def test_the_end_of_a_run_says_what_holds_there(steps, told):
+    health = RunHealth(warns=True)
+    walk(health, [GOOD] * 10 + [RANDOM] * 12 + steps)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        health.end_run()
+    assert [str(one.message).split()[3].rstrip(":") for one in caught] == told
 
 
 def test_both_reasons_stand_in_one_warning():
     _, told = walk(RunHealth(warns=True), [GOOD] * 4 + [{**GOOD, "entropy": 2.5, "invalid": 0.25}] * 20)
     assert [rl_step for rl_step, _ in told] == [13]
-    assert "(1 nats), 2.5 nats in the last one, and 25% of the turns in the last 10 RL steps were invalid" in told[0][1]
+    assert "entropy is above 2 times its start (1 nats) and 25% of the turns are invalid" in told[0][1]
 
 
 def test_a_collapse_is_told_once_with_its_numbers():
@@ -86,22 +94,7 @@ def test_another_process_counts_and_says_nothing():
     assert flags == others and len(told) == 2 and silent == []
 
 
-@pytest.mark.parametrize(
-    ("steps", "told"), [([GOOD] * 20, []), ([RANDOM] * 20, ["exploded"]), ([STUCK] * 20, ["collapsed"])]
-)
-def test_the_end_of_a_run_says_what_holds_there(steps, told):
-    """Each after an explosion, which only the second one still has at its end."""
-    health, silent = RunHealth(warns=True), RunHealth(warns=False)
-    for one in (health, silent):
-        walk(one, [GOOD] * 10 + [RANDOM] * 12 + steps)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        health.end_run()
-        silent.end_run()
-    assert [re.match(r"The run ended (\w+): run/\1 ", str(one.message))[1] for one in caught] == told
-
-
-@pytest.mark.parametrize("at", range(0, 40, 3))
+@pytest.mark.parametrize("at", range(0, 40, 7))
 def test_a_resumed_watch_says_the_same_as_one_that_was_never_stopped(at):
     """Written as JSON in the middle of a batch: after its rollout, before its end."""
     steps = [GOOD] * 10 + [STUCK] * 10 + [RANDOM] * 14 + [INVALID] * 6
@@ -158,8 +151,8 @@ def test_a_run_says_when_it_explodes_also_if_it_was_interrupted_in_the_middle_of
     # RL steps 8 and 9 are all invalid: 20 % of the ten until then.
     assert logged(straight, "run/exploded") == [0.0] * 9 + [1.0] * 3
     assert logged(straight, "run/collapsed") == [0.0] * 12
-    assert told[0].startswith("The run has exploded (RL step 9): 20% of the turns")
-    assert [text[:22] for text in told[1:]] == ["The run ended exploded"]
+    assert told[1].startswith("The run ended exploded")
+    assert len(told) == 2 and "The run has exploded (RL step 9): over the last 10 RL steps 20% of the turns" in told[0]
     health = straight.health.state_dict()
     assert health["explosion"]["entropy"]["latest"] == logged(straight, "entropy/all_tokens")[-10:]
     assert health["collapse"]["entropy"]["first"] == logged(straight, "entropy/all_tokens")[:3]
@@ -176,12 +169,3 @@ def test_a_run_says_when_it_explodes_also_if_it_was_interrupted_in_the_middle_of
 def test_the_watched_entropy_is_that_of_the_reference_where_there_is_one(tmp_path):
     trainer, _ = run(tmp_path, max_steps=6, entropy_method=["ref-nucleus"])
     assert trainer.health.state_dict()["collapse"]["entropy"]["latest"] == logged(trainer, "ref-nucleus/choice_entropy")
-
-
-def test_watching_leaves_the_weights_as_they_are(tmp_path, monkeypatch):
-    watched, _ = run(tmp_path / "watched", max_steps=6)
-    monkeypatch.setattr(RunHealth, "end_rl_step", lambda *args: {})
-    monkeypatch.setattr(RunHealth, "add_rollout", lambda *args: None)
-    other, _ = run(tmp_path / "other", max_steps=6)
-    assert logged(other, "run/exploded") == [] and len(logged(watched, "run/exploded")) == 3
-    assert all(torch.equal(value, weights(other)[name]) for name, value in weights(watched).items())

@@ -13,7 +13,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.models import load_policy, merge_adapter, policy_for_training
 from epo_trl.models.adapters import save_whole
 from epo_trl.trainers import EPOTrainer
-from epo_trl.trainers.support import check_vllm_weights
+from epo_trl.trainers.support import check_policy
 
 IDS = torch.tensor([[5, 9, 12, 7, 20, 11]])
 ON = {
@@ -67,7 +67,7 @@ def test_vllm_is_refused_where_it_would_play_another_policy(adapter, tmp_path, m
     given = policy_for_training(start, args, ToySuite(), "compact")
     torch.testing.assert_close(logits(given["model"]), adapter.logits)
     if adapter.on == "neither":
-        check_vllm_weights(given["model"])
+        check_policy(given["model"], vllm=True)
     else:
         ours = adapter.on in ("embedding", "saved whole")
         says = "use_vllm: expected False .*, got True: .*lora_target_modules" if ours else "adapter to `lm_head` is not"

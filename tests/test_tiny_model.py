@@ -59,12 +59,6 @@ def test_a_word_before_0_alone_is_no_entity():
     assert tokenizer.decode(tokenizer("level up now")["input_ids"]) == "level up now"
 
 
-def test_a_large_number_is_no_entity():
-    tokenizer = build_tokenizer(["in the year 2024 at desk 2"])
-    assert tokens_of(tokenizer, "the year 2024 at desk 1") == ["the", "year", "2024", "at", "desk 1"]
-    assert len(tokenizer) < 30
-
-
 @pytest.mark.parametrize("text", ["go to drawer 3", "put mug 1 in/on drawer 2", CHAT[1]["content"]])
 def test_actions_round_trip_exactly(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
@@ -95,10 +89,6 @@ def test_only_pad_and_turn_marks_are_special(tokenizer):
     assert len(ids) == 9
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<unk> <think> </think> <action> </action> mug 1"
-
-
-def test_unknown_words_become_unk(tokenizer):
-    assert tokens_of(tokenizer, "go to xylophone") == ["go", "to", "<unk>"]
 
 
 def test_ids_do_not_depend_on_the_order_of_the_texts(tokenizer):
@@ -139,17 +129,6 @@ def test_assistant_tokens_can_be_told_apart(tokenizer):
     out = tokenizer.apply_chat_template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
     marked = [i for i, m in zip(out["input_ids"], out["assistant_masks"], strict=True) if m]
     assert tokenizer.decode(marked) == CHAT[1]["content"] + " <|im_end|>"
-
-
-def test_default_model_is_in_float32_with_tied_embeddings(tokenizer):
-    model = build_model(tokenizer)
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert model.lm_head.weight.shape == (len(tokenizer), 128)
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert model.generation_config.pad_token_id == tokenizer.pad_token_id
-    # 2 layers x (attention 4 x 128^2 and 3 biases + MLP 3 x 128 x 256 + two norms) + last norm
-    assert sum(p.numel() for p in model.parameters()) - len(tokenizer) * 128 == 2 * (65536 + 384 + 98304 + 256) + 128
 
 
 def test_entity_embeddings_are_composed_of_their_parts(tokenizer):
@@ -209,26 +188,6 @@ def test_the_default_model_is_a_qwen2_by_another_name(tokenizer):
     assert torch.equal(qwen2.train()(ids).logits, model.train()(ids).logits)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_generation_stops_at_the_end_of_turn(tokenizer, family):
-    model = build_model(tokenizer, family=family, hidden_size=32, heads=2)
-    with torch.no_grad():
-        model.get_input_embeddings().weight.zero_()  # tied: about 70 tokens of equal probability
-    batch = tokenizer(["go to drawer 3", "go"], padding=True, return_tensors="pt")
-    torch.manual_seed(0)
-    out = model.generate(**batch, do_sample=True, max_new_tokens=1500)[:, 3:].tolist()
-    for row in out:
-        end = row.index(tokenizer.eos_token_id)  # all but certain within 1500 (once in 10^9)
-        assert set(row[end + 1 :]) <= {tokenizer.pad_token_id}
-
-
-def test_bad_sizes_and_families_are_errors(tokenizer):
-    with pytest.raises(ValueError, match="family: expected one of seed_oss, llama, .*got 'bert'"):
-        build_model(tokenizer, family="bert")
-    with pytest.raises(ValueError, match="hidden_size: expected a multiple of 2 \\* heads = 8, got 36"):
-        build_model(tokenizer, hidden_size=36)
-
-
 def test_the_vocabulary_has_every_word_that_a_prompt_of_the_suite_shows():
     suite, template = ToySuite(), PromptTemplate.load("compact")
     tokenizer = build_tokenizer(corpus(suite, "compact"))
@@ -241,20 +200,13 @@ def test_the_vocabulary_has_every_word_that_a_prompt_of_the_suite_shows():
 
 def test_a_name_says_the_size():
     assert tiny_size("tiny") == (128, 2) and tiny_size("tiny:192x3") == (192, 3)
-    assert [tiny_size(name) for name in ("tiny-stories", "user/tiny", "./tiny", "", None)] == [None] * 5
+    assert tiny_size("tiny:copy") == (128, 2) and tiny_size("tiny:32x1:copy") == (32, 1)
+    assert [tiny_size(name) for name in ("tiny-stories", "./tiny", "", None, "other:copy")] == [None] * 5
+    for name in ("tiny:192", "tiny:100x2", "tiny:192x0"):
+        with pytest.raises(ValueError, match=f"model_name_or_path: got '{name}'; expected 'tiny', or a width"):
+            tiny_size(name)
     model, _ = load_policy(ModelConfig("tiny:32x1"), ToySuite(), "general_compact")
     assert (model.config.hidden_size, model.config.num_hidden_layers) == (32, 1)
-
-
-def test_a_name_says_that_the_model_starts_to_copy():
-    assert tiny_size("tiny:copy") == (128, 2) and tiny_size("tiny:32x1:copy") == (32, 1)
-    assert tiny_size("other:copy") is None
-    plain, copying = (
-        load_policy(ModelConfig(n), ToySuite(), "general_compact")[0] for n in ("tiny:32x1", "tiny:32x1:copy")
-    )
-    changed = {name for name, weight in copying.named_parameters() if not weight.equal(plain.get_parameter(name))}
-    attention = "model.layers.0.self_attn."
-    assert changed == {"model.embed_tokens.weight", f"{attention}v_proj.weight", f"{attention}o_proj.weight"}
 
 
 def test_a_model_that_starts_to_copy_expects_what_it_has_read():
@@ -270,16 +222,6 @@ def test_a_model_that_starts_to_copy_expects_what_it_has_read():
         others[words] = False
         lead[copies] = (logits[words[:-1]].mean() - logits[others].mean()) / logits[others].std()
     assert lead[True] > 1.5 and abs(lead[False]) < 1
-
-
-@pytest.mark.parametrize(
-    "name", ["tiny:", "tiny:192", "tiny:100x2", "tiny:0x2", "tiny:192x0", "tiny:192x3x1", "tiny:-8x1", "tiny:copy:32x1"]
-)
-def test_a_size_that_no_model_has_is_an_error(name):
-    with pytest.raises(
-        ValueError, match=f"model_name_or_path: got '{name}'; expected 'tiny', or a width, a multiple of 8"
-    ):
-        load_policy(ModelConfig(name), ToySuite(), "general_compact")
 
 
 def test_the_corpus_takes_a_game_that_any_answer_ends():

@@ -102,7 +102,7 @@ def test_the_advice_for_solved_tasks_is_another():
     text = equal_rewards_warning(7, 0.25, "every group")
     assert "3 RL steps (up to 7) the episodes of every group got equal rewards, 25% of them" in text
     assert "recipes/sft.py" in text and "recipes/sft.py" not in equal_rewards_warning(7, 1.0, "every group")
-    assert "equal rewards, none of them solved" in equal_rewards_warning(7, NO, "every group")
+    assert "equal rewards, none of them solved, so" in equal_rewards_warning(7, NO, "every group")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from transformers import AutoModel
 from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
 
-from epo_trl.errors import InputError
 from epo_trl.models.families import fitted
 from epo_trl.models.load import get_attention
 
@@ -152,15 +151,6 @@ def detach_critic(model: Any) -> None:
     if isinstance(getattr(model, "critic", None), Critic):
         del model.critic
         model.forward = vars(model).pop("policy_forward")
-
-
-def check_attached(model: Any, critic: Critic) -> None:
-    """Raises `InputError` if a later trainer has detached the critic from the model that both were given."""
-    if all(module is not critic for module in causal_lm(model).modules()):
-        raise InputError(
-            "model: expected a model of its own for this trainer, got one from which a later trainer has removed the "
-            "critic; make this trainer again, or give each a copy of the model"
-        )
 
 
 @contextmanager

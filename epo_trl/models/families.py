@@ -19,8 +19,6 @@ from torch import nn
 from transformers import AutoConfig
 from trl.trainer.utils import create_model_from_path
 
-from epo_trl.errors import InputError
-
 # Settings and attributes that make a model in training mode draw random numbers: dropout, LayerDrop, router jitter.
 _NOISE = re.compile("drop|jitter")
 # The name by which TRL's fused head reads the number of experts, and those of some families.
@@ -132,29 +130,6 @@ def fitted(peft_config: Any, model: Any, *, dropout: bool, **kwargs: Any) -> Any
         if names:
             made.exclude_modules = rf"(.*\.)?({'|'.join(map(re.escape, names))})(\..*)?"
     return made
-
-
-def check_reads_text(model: Any, *, run: bool) -> None:
-    """Raises `InputError` for a family that cannot be trained on text alone.
-
-    Args:
-        model: The policy.
-        run: Whether to run a model that reads more than text on two tokens, for which it needs whole weights.
-    """
-    kind = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise InputError(f"model: expected a decoder-only model, got {kind}, which has an encoder")
-    if run and reads_more_than_text(model.config):
-        training = model.training
-        try:
-            with torch.no_grad():
-                model.train()(input_ids=torch.ones(1, 2, dtype=torch.long, device=model.device))
-        except Exception as error:
-            raise InputError(
-                f"model: expected a model that can be trained on text alone, got {kind}: {' '.join(str(error).split())}"
-            ) from error
-        finally:
-            model.train(training)
 
 
 # Settings of a configuration: the object, the name, and the value as published.

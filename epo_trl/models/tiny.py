@@ -19,7 +19,6 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from epo_trl.devices import seeded
-from epo_trl.errors import InputError
 from epo_trl.models.names import DEFAULT_SIZE, HEADS
 
 PAD, UNK, TURN_START, TURN_END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
@@ -156,10 +155,6 @@ def build_model(
             identity, so that the model only has to learn where to look. For texts with names, such as product ids,
             that a short warm start otherwise guesses by their frequency.
     """
-    if family not in FAMILIES:
-        raise InputError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
-    if hidden_size % (2 * heads):
-        raise InputError(f"hidden_size: expected a multiple of 2 * heads = {2 * heads}, got {hidden_size}")
     head_dim = hidden_size // heads
     own: dict[str, dict[str, Any]] = {"seed_oss": _QWEN2_LAYERS, "gemma2": {"query_pre_attn_scalar": head_dim}}
     config = AutoConfig.for_model(

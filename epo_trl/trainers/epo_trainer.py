@@ -36,13 +36,13 @@ from epo_trl.evaluation.play import check_first_task
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.methods import Batch, Comm, MicroBatch, TokenScores
 from epo_trl.models.critic import causal_lm
-from epo_trl.models.families import check_reads_text, freeze_unread, settle_experts, turn_off_noise
+from epo_trl.models.families import freeze_unread, settle_experts, turn_off_noise
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.runs.callbacks import use_short_progress
 from epo_trl.runs.checkpoint_files import step_of
 from epo_trl.runs.guards import check_aborts, first_errors, spread_nonfinite
 from epo_trl.runs.rl_run import RLRun
-from epo_trl.runs.run_settings import content_digest, model_digest, shards_weights
+from epo_trl.runs.run_settings import content_digest, model_digest
 from epo_trl.scoring.reference import reference_model
 from epo_trl.scoring.row_scorer import RowScorer
 from epo_trl.trainers.ahead import make_rollout_ahead
@@ -56,7 +56,7 @@ from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import zero_signal_monitor
 from epo_trl.trainers.setup import check_context_fits, divide, keeping_reference, set_up
 from epo_trl.trainers.step import LossScale, Part, RLStep
-from epo_trl.trainers.support import check_arguments, check_vllm_weights
+from epo_trl.trainers.support import check_arguments, check_policy
 from epo_trl.types import Episode
 
 # Files of a checkpoint, equal on all ranks.
@@ -117,11 +117,10 @@ class EPOTrainer(OwnModelCard, RLRun):
         models = filter(None, (self.model, self.ref_model)) if args.disable_dropout else ()
         self.without_noise = [one for model in models for one in turn_off_noise(model)]
         policy = causal_lm(self.model)
-        check_reads_text(policy, run=not shards_weights(args))
+        check_policy(self.model, vllm=args.use_vllm)
         freeze_unread(policy, quiet=args.process_index != 0)
         settle_experts(self)
         if args.use_vllm:
-            check_vllm_weights(self.model)
             # A colocated vLLM has seeded this process with its own seed. The ranks of one engine draw the same.
             set_seed(args.seed + args.process_index // args.vllm_tensor_parallel_size)
         use_short_progress(self)

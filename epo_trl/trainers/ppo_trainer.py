@@ -23,10 +23,10 @@ from transformers import PreTrainedModel
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
-from epo_trl.models.critic import attach_critic, check_attached, critic_aside
+from epo_trl.models.critic import attach_critic, critic_aside
 from epo_trl.models.load import check_output_dir
 from epo_trl.objectives import value_loss
-from epo_trl.trainers.critic.file import check_critic_file, check_critic_kind, critic_prefix, load_critic, save_critic
+from epo_trl.trainers.critic.file import CRITIC_FILE, critic_prefix, load_critic, save_critic
 from epo_trl.trainers.critic.final_states import final_states, final_values
 from epo_trl.trainers.critic.optimizer import clip_separately, critic_rate, delay_policy, separate_critic_groups
 from epo_trl.trainers.critic.setup import copy_of_policy, hide_critic, make_critic
@@ -147,7 +147,6 @@ class EPOPPOTrainer(EPOTrainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Creates the optimizer with the critic's parameters in separate groups, `group["part"] == "critic"`."""
-        check_attached(self.model, self.critic)  # at the start of each `train`
         optimizer = super().create_optimizer(model)
         separate_critic_groups(optimizer, self.critic, self.args.critic_learning_rate)
         return optimizer
@@ -177,7 +176,6 @@ class EPOPPOTrainer(EPOTrainer):
         """Saves the policy without the critic, and the critic's trained parameters in a separate file."""
         if not self.args.should_save:
             return
-        check_attached(self.model, self.critic)
         state_dict = self.model.state_dict() if state_dict is None else state_dict
         prefix = critic_prefix(self.model, self.critic)
         policy = {name: value for name, value in state_dict.items() if not name.startswith(prefix)}
@@ -188,7 +186,6 @@ class EPOPPOTrainer(EPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if self.is_fsdp_enabled:  # FSDP's checkpoint holds policy and critic
-            check_critic_kind(check_critic_file(resume_from_checkpoint), self.critic)
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         with self._loading_critic(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -204,8 +201,6 @@ class EPOPPOTrainer(EPOTrainer):
     @contextmanager
     def _loading_critic(self, checkpoint: str) -> Iterator[None]:
         """Loads the critic from its own file after the block, which loads the policy alone."""
-        check_attached(self.model, self.critic)
-        path = check_critic_file(checkpoint)
         with critic_aside(self.model):
             yield
-        load_critic(path, self.critic)
+        load_critic(os.path.join(checkpoint, CRITIC_FILE), self.critic)

@@ -71,9 +71,11 @@ def check_supported(args: Any, model: Any, methods: Methods, kwargs: dict[str, A
         )
 
 
-def check_vllm_weights(model: Any) -> None:
-    """Raises `InputError` for an adapter that unties embedding and head of a model that vLLM loads as tied."""
-    if not is_peft_model(model) or not getattr(model.config, "tie_word_embeddings", False):
+def check_policy(model: Any, *, vllm: bool) -> None:
+    """Raises `InputError` for an encoder, or an adapter that unties embedding and head, which vLLM loads as tied."""
+    if model.config.is_encoder_decoder:
+        raise InputError(f"model: expected a decoder-only model, got {type(model).__name__}, which has an encoder")
+    if not vllm or not is_peft_model(model) or not getattr(model.config, "tie_word_embeddings", False):
         return
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if is_adapted(embedding) or embedding.weight is not head.weight:  # TRL refuses LoRA on the head

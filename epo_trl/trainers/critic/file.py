@@ -31,28 +31,13 @@ def save_critic(folder: str, critic: Critic, state_dict: Mapping[str, Tensor], p
         safetensors.torch.save_file(content, path, metadata={"format": "pt"})
 
 
-def check_critic_file(folder: str) -> str:
-    """Returns the path of the critic's file; raises `ValueError` if it is missing."""
-    path = os.path.join(folder, CRITIC_FILE)
-    if not os.path.isfile(path):
-        raise InputError(f"resume_from_checkpoint: expected a checkpoint of EPOPPOTrainer, but {path} is missing")
-    return path
-
-
-def check_critic_kind(path: str, critic: Critic) -> None:
-    """Raises `ValueError` if the critic's file holds another kind of critic."""
-    expected = set(critic.trained_names())
-    with safetensors.safe_open(path, framework="pt") as file:
-        saved = set(file.keys())
-    if saved != expected:
-        raise InputError(
-            f"resume_from_checkpoint: expected the same kind of critic, got {path} with {len(saved - expected)} extra "
-            f"and {len(expected - saved)} missing parameters. Set critic, critic_use_peft and the models as in the "
-            "original run."
-        )
-
-
 def load_critic(path: str, critic: Critic) -> None:
-    """Loads the critic's file; raises `ValueError` if it holds another kind of critic."""
-    check_critic_kind(path, critic)
-    critic.load_state_dict(safetensors.torch.load_file(path), strict=False)
+    """Loads the critic's file; raises `InputError` if it holds another kind of critic."""
+    saved, expected = safetensors.torch.load_file(path), set(critic.trained_names())
+    if saved.keys() != expected:
+        raise InputError(
+            f"resume_from_checkpoint: expected the same kind of critic, got {path} with {len(saved.keys() - expected)} "
+            f"extra and {len(expected - saved.keys())} missing parameters. Set critic, critic_use_peft and the models "
+            "as in the original run."
+        )
+    critic.load_state_dict(saved, strict=False)

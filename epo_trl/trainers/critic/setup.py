@@ -93,11 +93,6 @@ def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any, adapter_revi
             f"merge {other} --out DIR"
         )
     path = other or policy.config.name_or_path
-    if not path:
-        raise InputError(
-            "critic: got 'separate' for a policy that was created in memory and is already wrapped. Pass the plain "
-            "model with peft_config, or set critic_model_name_or_path."
-        )
     trust = {"trust_remote_code": args.trust_remote_code}
     revision = None if other else adapter_revision or (args.model_init_kwargs or {}).get("revision")
     # AdamW's updates are lost in the half precision that a quantized policy computes in.

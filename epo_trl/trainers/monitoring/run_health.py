@@ -24,33 +24,18 @@ def watched_entropy(metrics: Mapping[str, float]) -> float:
 
 def explosion_warning(rl_step: int, watch: Explosion) -> str:
     """Returns the warning for an explosion, with its symptoms and advice."""
-    entropy, invalid = watch.entropy, watch.invalid
-    seen = []
+    entropy, invalid, seen = watch.entropy, watch.invalid, []
     if watch.by_entropy:
-        seen.append(
-            f"in each of the last {WINDOW} RL steps the mean entropy was above {EXPLODED_RATIO:g} times its start "
-            f"({entropy.start:.3g} nats), {entropy.latest[-1]:.3g} nats in the last one"
-        )
+        seen.append(f"entropy is above {EXPLODED_RATIO:g} times its start ({entropy.start:.3g} nats)")
     if watch.by_invalid_turns:
-        seen.append(
-            f"{invalid.recent:.0%} of the turns in the last {WINDOW} RL steps were invalid, {invalid.start:.0%} at the "
-            "start"
-        )
-    if watch.by_entropy:
-        cause = "The policy acts more and more at random."
-        fixes = "less weight on entropy (epo_lambda, or the method's own weight in method_kwargs), "
-    else:
-        cause = (
-            f"Entropy has not doubled ({entropy.recent:.3g} nats, {entropy.start:.3g} at the start): the policy has "
-            "learned answers that are malformed or not admissible, which still win or cost too little."
-        )
-        fixes = "invalid_action: skip, so that such answers cannot win, "
+        seen.append(f"{invalid.recent:.0%} of the turns are invalid, {invalid.start:.0%} at the start")
+        if not watch.by_entropy:
+            seen.append("entropy has not doubled, so the policy has learned malformed answers")
+    fix = "less weight on entropy (epo_lambda)" if watch.by_entropy else "invalid_action: skip"
     return (
-        f"The run has exploded (RL step {rl_step}): {', and '.join(seen)}. {cause} "
-        "See entropy/first_third, entropy/middle_third, entropy/last_third and env/invalid_actions for when and where "
-        f"it started. Some runs recover. If this one does not, restart from an earlier checkpoint with {fixes}a lower "
-        "learning_rate, fewer updates per batch (num_iterations, steps_per_generation), an invalid-action penalty "
-        "(invalid_action_penalty) of a tenth of a win or more, or a small KL term (beta)."
+        f"The run has exploded (RL step {rl_step}): over the last {WINDOW} RL steps {' and '.join(seen)}. Some runs "
+        f"recover. If this one does not, restart from an earlier checkpoint with {fix}, a lower learning_rate, fewer "
+        "updates per batch (num_iterations, steps_per_generation), an invalid_action_penalty, or a small KL term (beta)"
     )
 
 
@@ -60,19 +45,17 @@ def collapse_warning(rl_step: int, watch: Collapse) -> str:
     return (
         f"The run has collapsed (RL step {rl_step}): over the last {WINDOW} RL steps the mean entropy was "
         f"{entropy.recent:.3g} nats, below {COLLAPSED_RATIO:g} times its start ({entropy.start:.3g}), and success "
-        f"{success.recent:.0%}, {watch.best:.0%} at best. The policy is almost deterministic and rarely solves a task, "
-        "so rewards have little to compare. See env/group_equal and env/group_actions. To fix this, restart from an "
-        "earlier checkpoint with a lower learning_rate, fewer updates per batch (num_iterations, "
-        "steps_per_generation), more episodes per task (num_generations), an entropy bonus where there is a choice "
-        "(entropy_method: ref-nucleus), or a small KL term (beta)."
+        f"{success.recent:.0%}, {watch.best:.0%} at best. Restart from an earlier checkpoint with a lower "
+        "learning_rate, fewer updates per batch (num_iterations, steps_per_generation), more episodes per task "
+        "(num_generations), an entropy bonus where there is a choice (entropy_method: ref-nucleus), or a small KL term "
+        "(beta)"
     )
 
 
 class RunHealth:
     """Monitors the metrics of a run, and warns once when it explodes or collapses.
 
-    It warns again after `WINDOW` RL steps without the condition, and at the end of the run if it holds there. Its state
-    is saved in checkpoints.
+    It warns again after `WINDOW` RL steps without the condition. Its state is saved in checkpoints.
 
     Args:
         warns: Whether this process issues the warnings.

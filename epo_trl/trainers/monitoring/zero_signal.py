@@ -81,29 +81,23 @@ def equal_outcomes(outcomes: Tensor, ranks: Comm) -> bool:
 
 def equal_rewards_warning(rl_step: int, success: float, compared: str) -> str:
     """Returns the warning for a streak of equal rewards; `success` is NaN if all episodes were aborted."""
-    solved = "none" if math.isnan(success) else f"{success:.0%}"
-    if success == 1:
-        advice = "the tasks are solved: use harder tasks, or stop here"
-    else:
+    advice = "use harder tasks, or stop here"
+    if success != 1:
         advice = (
             "start from a policy that solves some of the tasks (warm start: recipes/sft.py), play more episodes per "
-            "task (num_generations), use easier tasks or more turns, or reward partial progress (env_reward_weight, or "
-            "a custom reward function)"
+            "task (num_generations), use easier tasks or more turns, or reward partial progress (env_reward_weight)"
         )
     return (
         f"In each of the last {PATIENCE} RL steps (up to {rl_step}) the episodes of {compared} got equal rewards, "
-        f"{solved} of them solved. Without differences, rewards give no gradient; only entropy and KL terms still "
-        f"change the policy. To fix this: {advice}."
+        f"{'none' if math.isnan(success) else f'{success:.0%}'} of them solved, so rewards give no gradient: {advice}."
     )
 
 
 def empty_batch_warning(rl_step: int) -> str:
     """Returns the warning for a batch without a token in the loss."""
     return (
-        f"No token of RL step {rl_step} is trained on: every episode was aborted, or its last response was truncated "
-        "and masked by mask_truncated_completions, or a method left its group out. To fix this, raise "
-        "max_completion_length or set mask_truncated_completions to false, and check env/aborted, "
-        "rollout/cut_responses and rollout/left_out_groups."
+        f"No token of RL step {rl_step} is trained on: see env/aborted, rollout/cut_responses (raise "
+        "max_completion_length or set mask_truncated_completions to false) and rollout/left_out_groups."
     )
 
 
