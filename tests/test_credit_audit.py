@@ -18,7 +18,7 @@ from corridor import DOORS, CorridorSuite, door_on
 from method_batches import record_calls
 from peft import LoraConfig, PeftModel
 from rich.console import Console
-from trainer_kit import make_episode, make_episodes, make_model, make_ppo, make_trainer, toy_tokenizer
+from trainer_kit import make_episode, make_episodes, make_model, make_ppo, make_trainer
 from transformers import AutoModelForCausalLM
 
 from epo_trl.cli import main
@@ -447,7 +447,7 @@ def test_the_values_of_a_saved_critic_are_those_before_each_token(tmp_path, crit
         policy = PeftModel.from_pretrained(policy, tmp_path).merge_and_unload()
     save_critic(str(tmp_path), trainer.critic, trainer.model.state_dict(), critic_prefix(trainer.model, trainer.critic))
     episodes = [episode for episode in make_episodes() if episode.is_usable]
-    critic = SavedCritic(str(tmp_path), policy, toy_tokenizer(), trainer.args, trainer.rules.context)
+    critic = SavedCritic(str(tmp_path), policy, trainer.args, trainer.rules.context)
     found = critic([*episodes, NO_TURNS])
     assert found.values.std() > 0.5 and not found.final_values.any()
     for row, episode in zip(found.values, [*episodes, NO_TURNS], strict=True):

@@ -15,7 +15,7 @@ from epo_trl.envs.pool import PooledEnv, PoolSettings
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [make_trainer, make_ppo])
 def test_a_run_goes_on_when_a_worker_is_killed_and_counts_it(tmp_path, make):
-    limits = {"env_workers": 2, "env_step_seconds": 20.0, "env_reset_seconds": 20.0, "env_reset_retries": 1}
+    limits = {"env_workers": 2, "env_step_seconds": 20.0}
     trainer = make(tmp_path, suite=WildSuite(tmp_path), max_steps=3, epo_lambda=0.1, **limits)
     assert all(isinstance(env, PooledEnv) for env in trainer.player.envs) and trainer.player.envs, (
         "the first one, made early, too"

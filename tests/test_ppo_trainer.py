@@ -30,7 +30,6 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Credit
-from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.critic import Critic, attach_critic, critic_aside, detach_critic
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
@@ -657,27 +656,6 @@ def test_a_policy_by_name_gets_its_critic_from_the_same_files(tmp_path):
     assert_bit_equal(dict(trainer.critic.backbone.named_parameters()), base)
 
 
-def test_a_critic_can_start_from_another_model_with_the_same_tokenizer(tmp_path):
-    make_model("seed_oss", hidden_size=16).save_pretrained(tmp_path / "small")
-    toy_tokenizer().save_pretrained(tmp_path / "small")
-    trainer = make_ppo(tmp_path, critic_model_name_or_path=str(tmp_path / "small"), max_steps=1)
-    assert trainer.critic.head.in_features == 16
-    trainer.train()
-    assert math.isfinite(logged(trainer, "critic/value_loss")[0])
-    with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got .*small"):
-        make_ppo(tmp_path / "small", critic_model_name_or_path=str(tmp_path / "small"))
-
-
-def test_a_critic_that_would_start_from_an_adapter_is_refused(tmp_path):
-    """transformers loads one for inference: nothing but the critic's head would be trained."""
-    peft = pytest.importorskip("peft")
-    peft.get_peft_model(saved(make_model(), tmp_path / "base"), lora()).save_pretrained(tmp_path / "adapter")
-    toy_tokenizer().save_pretrained(tmp_path / "adapter")
-    folder = str(tmp_path / "adapter")
-    with pytest.raises(ValueError, match=f"critic_model_name_or_path: .*got the adapter {folder}.*epo-trl merge"):
-        make_ppo(tmp_path, critic_model_name_or_path=folder)
-
-
 def backbones_loaded(monkeypatch):
     """Returns a list that gets the arguments of each loading of a critic's backbone from now on."""
     asked, load = [], AutoModel.from_pretrained
@@ -697,7 +675,7 @@ def test_a_critic_has_the_revision_of_the_base_that_the_adapter_was_trained_on(
     policy = peft.get_peft_model(saved(make_model(), tmp_path / "base"), lora(revision=recorded))
     asked = backbones_loaded(monkeypatch)
     config = make_config(tmp_path, kind=EPOPPOConfig, num_generations=1, model_init_kwargs={"revision": configured})
-    make_critic(policy, config, toy_tokenizer())
+    make_critic(policy, config)
     assert [kwargs["revision"] for kwargs in asked] == [expected]
 
 
@@ -708,7 +686,7 @@ def test_the_trained_weights_of_a_critic_beside_a_quantized_policy_are_float32(t
     base = saved(make_model().bfloat16(), tmp_path / "base")
     base.hf_quantizer = object()
     config = make_config(tmp_path, kind=EPOPPOConfig, num_generations=1, critic_use_peft=adapter)
-    critic = make_critic(peft.get_peft_model(base, lora()), config, toy_tokenizer())
+    critic = make_critic(peft.get_peft_model(base, lora()), config)
     assert {p.dtype for p in critic.parameters() if p.requires_grad} == {torch.float32}
     frozen = {p.dtype for p in critic.parameters() if not p.requires_grad}
     assert frozen == ({torch.bfloat16} if adapter else set())
@@ -812,7 +790,6 @@ def test_value_statistics_by_hand():
     ("changes", "message"),
     [
         ({"credit": "step"}, "credit: expected .*'turn', 'token', 'outcome', 'vetta', or 'module:Class'.*got 'step'"),
-        ({"critic": "value_head", "critic_model_name_or_path": "x"}, "critic_model_name_or_path: .*got 'x'"),
         ({"critic": "value_head", "critic_use_peft": True}, "critic_use_peft: .*value_head.*got True"),
         ({"num_generations": 3}, "num_generations"),
         ({"per_device_train_batch_size": 1}, "per_device_train_batch_size: .*got 1 with one step"),
@@ -822,14 +799,6 @@ def test_value_statistics_by_hand():
 def test_a_bad_setting_is_named(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         make_config(tmp_path, kind=EPOPPOConfig, **{"num_generations": 1, **changes})
-
-
-def test_a_critic_with_another_tokenizer_is_named(tmp_path):
-    own = build_tokenizer(["a b"])
-    own.save_pretrained(tmp_path / "critic")
-    build_model(own, hidden_size=32, heads=2).save_pretrained(tmp_path / "critic")
-    with pytest.raises(ValueError, match="critic_model_name_or_path: .*got '.*critic', whose tokenizer gives the same"):
-        make_ppo(tmp_path, critic_model_name_or_path=str(tmp_path / "critic"))
 
 
 def test_other_impossible_combinations_are_named(tmp_path):

@@ -141,7 +141,7 @@ MAY_CHANGE = frozenset(
     load_best_model_at_end metric_for_best_model greater_is_better
     push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
     do_train do_eval do_predict resume_from_checkpoint resume_with_changes trust_checkpoint max_skipped_updates
-    max_aborted_share env_workers env_step_seconds env_reset_seconds env_reset_retries
+    max_aborted_share env_workers env_step_seconds
     restore_callback_states_from_checkpoint debug skip_memory_metrics torch_empty_cache_steps local_rank
     activation_checkpointing activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs
     gradient_checkpointing_above
@@ -151,7 +151,7 @@ MAY_CHANGE = frozenset(
     vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization""".split()
 )
 # Settings that name a model: a folder of weights or a Hub id.
-MODELS = ("model", "adapter_weights", "critic_model_name_or_path")
+MODELS = ("model", "adapter_weights")
 # Settings as written, and the resolved setting that is compared instead: it includes defaults and no path.
 RESOLVED = {"method_kwargs": "methods", "prompt_template": "template", "few_shot_file": "examples"}
 

@@ -111,12 +111,6 @@ class RolloutArguments(ResponseArguments, EpisodeArguments, RewardArguments):
         "faster for ALFWorld's fast engine. ScienceWorld has Java processes of its own.",
     )
     env_step_seconds: Positive = option(60.0, "Seconds per environment step before its worker is killed and replaced.")
-    env_reset_seconds: Positive = option(
-        120.0, "Seconds per environment reset before its worker is killed and replaced."
-    )
-    env_reset_retries: CountOrZero = option(
-        2, "Number of times a reset is retried after its worker died or was killed."
-    )
     rollout_ahead: CountOrZero = option(
         0,
         "Number of RL steps that the rollout runs ahead of the updates, and thus the largest age of the weights that "

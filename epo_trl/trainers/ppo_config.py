@@ -30,9 +30,6 @@ class EPOPPOConfig(EPOConfig):
         "'separate': a separate model with a scalar head, initialized from the policy's base model; 'value_head': a "
         "scalar head on the policy's own transformer.",
     )
-    critic_model_name_or_path: str | None = option(
-        None, "Model that initializes a separate critic, with the same tokenizer; null for the policy's."
-    )
     critic_use_peft: bool = option(False, "Whether to train a separate critic with an adapter like the policy's.")
     critic_learning_rate: Positive | None = option(
         None, "Learning rate of the critic, with the same schedule; null for the policy's."
@@ -62,12 +59,8 @@ class EPOPPOConfig(EPOConfig):
     )
 
     def __post_init__(self) -> None:
-        for name in ("critic_model_name_or_path", "critic_use_peft"):
-            if self.critic == "value_head" and getattr(self, name):
-                raise InputError(
-                    f"{name}: expected its default with critic='value_head', got {getattr(self, name)!r}. A value head "
-                    "has no transformer of its own. Set critic='separate'."
-                )
+        if self.critic == "value_head" and self.critic_use_peft:
+            raise InputError("critic_use_peft: expected False with critic='value_head', got True")
         super().__post_init__()
 
     def _post_init_of_trl(self) -> None:

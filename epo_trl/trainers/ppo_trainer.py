@@ -24,7 +24,6 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
 from epo_trl.models.critic import attach_critic, critic_aside
-from epo_trl.models.load import check_output_dir
 from epo_trl.objectives import value_loss
 from epo_trl.trainers.critic.file import CRITIC_FILE, critic_prefix, load_critic, save_critic
 from epo_trl.trainers.critic.final_states import final_states, final_values
@@ -59,13 +58,11 @@ class EPOPPOTrainer(EPOTrainer):
                 "reward_funcs: expected none, got reward functions. The critic learns the rewards of the turns. Change "
                 "those with success_reward, env_reward_weight and invalid_action_penalty."
             )
-        check_output_dir(args.output_dir, args.critic_model_name_or_path)
         backbone = copy_of_policy(model, args)
         super().__init__(model, suite, args=args, **kwargs)
         critic = make_critic(
             self.model,
             args,
-            self.processing_class,
             backbone=backbone,
             peft_config=kwargs.get("peft_config"),
             token_head=self.methods.has_token_head,

@@ -152,8 +152,7 @@ def set_up(
     compares_states = any(getattr(method, "anchor", "") == "state" for method in methods.values())
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     if args.env_workers:
-        limits = (args.env_step_seconds, args.env_reset_seconds, args.env_reset_retries)
-        suite = PooledSuite(suite, PoolSettings(args.env_workers, *limits))
+        suite = PooledSuite(suite, PoolSettings(args.env_workers, args.env_step_seconds))
     return Setup(methods, suite, train_dataset, test_tasks, tokenizer, rules)
 
 

@@ -37,19 +37,18 @@ class SavedCritic:
     Args:
         folder: Folder with the weights of policy and critic.
         model: The policy. The critic is attached to it.
-        tokenizer: Tokenizer of the policy.
         args: Configuration of the run.
         context: Builder of the prompts.
     """
 
-    def __init__(self, folder: str, model: Any, tokenizer: Any, args: EPOPPOConfig, context: ContextBuilder) -> None:
+    def __init__(self, folder: str, model: Any, args: EPOPPOConfig, context: ContextBuilder) -> None:
         path = Path(folder) / CRITIC_FILE
         if not path.is_file():
             raise InputError(f"RUN: expected a folder with {CRITIC_FILE} for algorithm 'ppo', got {folder}")
         with safetensors.safe_open(path, "pt") as file:
             self.has_two_heads = "token_head.weight" in file.keys()  # noqa: SIM118 - it is no mapping
         parts = _on_its_base(folder, model, args) if args.critic_use_peft else {"backbone": copy_of_policy(model, args)}
-        critic = make_critic(model, args, tokenizer, token_head=self.has_two_heads, **parts).to(model.device)
+        critic = make_critic(model, args, token_head=self.has_two_heads, **parts).to(model.device)
         load_critic(str(path), critic)
         attach_critic(model, critic.eval())
         self._model, self._context = model, context
@@ -82,10 +81,9 @@ def _on_its_base(folder: str, model: Any, args: EPOPPOConfig) -> dict[str, Any]:
     adapter = Adapter.find(folder)
     if adapter is None:
         raise InputError(f"critic_use_peft: expected False for a run without an adapter, got True for {folder}")
-    peft_config, backbone = PeftConfig.from_pretrained(folder), None
+    peft_config = PeftConfig.from_pretrained(folder)
     peft_config.inference_mode = False  # the critic's file has what was trained
-    if args.critic_model_name_or_path is None:
-        backbone = adapter.load_base(loaded_backbone, policy=model, trust_remote_code=args.trust_remote_code)
+    backbone = adapter.load_base(loaded_backbone, policy=model, trust_remote_code=args.trust_remote_code)
     return {"backbone": backbone, "peft_config": peft_config}
 
 

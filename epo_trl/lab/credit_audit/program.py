@@ -117,7 +117,7 @@ class Audit:
         gae, heads, archer, self._values, self._features = None, None, None, None, None
         if isinstance(args, EPOPPOConfig):
             gae = {"gamma": args.gamma, "gae_lambda": args.gae_lambda}
-            self._values = SavedCritic(audit.audited_run, model, self._tokenizer, args, self.rules.context)
+            self._values = SavedCritic(audit.audited_run, model, args, self.rules.context)
             heads = methods.get("vetta", {}) if self._values.has_two_heads else None
         learned = Path(audit.audited_run) / METHODS
         if args.credit == "archer" and learned.is_file():

@@ -10,10 +10,8 @@ from trl import GRPOTrainer
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from epo_trl.errors import InputError
-from epo_trl.models.adapters import Adapter
 from epo_trl.models.critic import Critic, causal_lm, copied_backbone, critic_aside, loaded_backbone, with_adapter
 from epo_trl.models.families import freeze_unread, turn_off_noise
-from epo_trl.models.load import load_tokenizer
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 
 
@@ -23,7 +21,7 @@ def copy_of_policy(model: Any, args: EPOPPOConfig) -> Any:
     A model in memory may differ from its files, so it is copied before PEFT and TRL change it. One that is quantized,
     wrapped by PEFT or sharded by ZeRO-3 cannot be copied.
     """
-    if args.critic != "separate" or args.critic_model_name_or_path is not None or isinstance(model, str):
+    if args.critic != "separate" or isinstance(model, str):
         return None
     if is_peft_model(model) or _is_quantized(model) or _is_sharded(model):
         return None
@@ -42,7 +40,6 @@ def _is_sharded(model: Any) -> bool:
 def make_critic(
     policy: Any,
     args: EPOPPOConfig,
-    tokenizer: Any,
     *,
     backbone: Any = None,
     peft_config: Any = None,
@@ -53,7 +50,6 @@ def make_critic(
     Args:
         policy: The trainer's model.
         args: Configuration of the trainer.
-        tokenizer: The policy's tokenizer.
         backbone: The copy returned by `copy_of_policy`.
         peft_config: Configuration of the policy's adapter, if it is new.
         token_head: See `Critic`.
@@ -67,7 +63,7 @@ def make_critic(
     # DeepSpeed casts no weight of a model that it loaded in parts, and gathers weights of one precision only.
     one_dtype = _is_sharded(base)
     if args.critic == "separate" and backbone is None:
-        backbone = _load_backbone(base, args, tokenizer, getattr(peft_config, "revision", None))
+        backbone = _load_backbone(base, args, getattr(peft_config, "revision", None))
     if args.critic_use_peft:
         if peft_config is None:
             raise InputError("critic_use_peft: expected False for a policy without an adapter, got True")
@@ -84,28 +80,14 @@ def make_critic(
     return critic
 
 
-def _load_backbone(policy: Any, args: EPOPPOConfig, tokenizer: Any, adapter_revision: str | None) -> Any:
-    """Loads the critic's transformer; that of the policy has the revision that its adapter records."""
-    other = args.critic_model_name_or_path
-    if other and Adapter.find(other) is not None:  # transformers would freeze it
-        raise InputError(
-            f"critic_model_name_or_path: expected a whole model, got the adapter {other}; merge it first: epo-trl "
-            f"merge {other} --out DIR"
-        )
-    path = other or policy.config.name_or_path
-    trust = {"trust_remote_code": args.trust_remote_code}
-    revision = None if other else adapter_revision or (args.model_init_kwargs or {}).get("revision")
+def _load_backbone(policy: Any, args: EPOPPOConfig, adapter_revision: str | None) -> Any:
+    """Loads the policy's transformer again, in the revision that the policy's adapter records."""
+    revision = adapter_revision or (args.model_init_kwargs or {}).get("revision") or "main"
     # AdamW's updates are lost in the half precision that a quantized policy computes in.
     is_rounded = _is_quantized(policy) and not args.critic_use_peft and not _is_sharded(policy)
     dtype = torch.float32 if is_rounded else policy.dtype
-    backbone = loaded_backbone(path, policy, dtype=dtype, revision=revision or "main", **trust)
-    if other:
-        if load_tokenizer(path, **trust).get_vocab() != tokenizer.get_vocab():
-            raise InputError(
-                f"critic_model_name_or_path: expected a model with the policy's tokenizer, got {path!r}, whose "
-                "tokenizer gives the same text other ids"
-            )
-    return backbone
+    trust = {"trust_remote_code": args.trust_remote_code}
+    return loaded_backbone(policy.config.name_or_path, policy, dtype=dtype, revision=revision, **trust)
 
 
 def hide_critic(trainer: GRPOTrainer) -> None:
