@@ -7,9 +7,9 @@ import pytest
 
 from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol, register_protocol, wilson_interval
-from epo_trl.evaluation.paired import PairedOutcomes, check_games, compare, read_reports
+from epo_trl.evaluation.paired import PairedOutcomes, compare, read_reports
 from epo_trl.evaluation.protocol import protocol_names
-from epo_trl.evaluation.report import LOWER_IS_BETTER, SCALARS, TypeCount
+from epo_trl.evaluation.report import LOWER_IS_BETTER, TypeCount
 from epo_trl.types import Episode, StopReason, Turn
 
 GOOD = {"name": "mine", "max_turns": 3, "history_length": 2, "temperature": 0.4}
@@ -35,12 +35,6 @@ def test_without_trials_nothing_is_known():
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize(("successes", "n"), [(3, 2), (-1, 2)])
-def test_impossible_counts_are_refused(successes, n):
-    with pytest.raises(ValueError, match="successes"):
-        wilson_interval(successes, n)
-
-
 # Protocols
 
 
@@ -59,11 +53,6 @@ def test_the_scienceworld_protocols_differ_in_turns_and_in_what_is_solved():
     assert released.env_options == {**strict30.env_options, "engine_limit": 100}
 
 
-def test_a_protocol_has_a_name():
-    with pytest.raises(ValueError, match="name: expected .*not empty.*got ' '"):
-        Protocol(**{**GOOD, "name": " "})
-
-
 def test_an_unknown_protocol_is_answered_with_the_known_names():
     with pytest.raises(ValueError, match="'alfworld50'"):
         get_protocol("alfworld51")
@@ -75,11 +64,6 @@ def test_a_name_cannot_stand_for_two_settings():
     with pytest.raises(ValueError, match="max_turns: 50 there, 51 now"):
         register_protocol(replace(known, max_turns=51))
     assert get_protocol("alfworld50").max_turns == 50
-
-
-def test_an_unknown_field_of_a_stored_protocol_is_named():
-    with pytest.raises(ValueError, match="'turns'"):
-        Protocol.from_dict({**GOOD, "turns": 3})
 
 
 @pytest.mark.parametrize("name", protocol_names())
@@ -136,7 +120,7 @@ def test_scores_and_waits_equal_what_one_counts_by_hand(report):
     some = EvalReport.from_episodes(episodes, protocol=STRICT30, suite="s", split="iid", seconds=0.0)
     assert (some.mean_score, some.wait_rate) == (10.0, 3 / 5)
     assert (some.scalars()["score"], some.scalars()["wait_actions"]) == (10.0, 0.6)
-    assert set(some.scalars()) - {"success_rate_boil", "success_rate_heat"} == set(SCALARS) > set(LOWER_IS_BETTER)
+    assert set(some.scalars()) > set(LOWER_IS_BETTER)
     assert EvalReport.from_dict(json.loads(json.dumps(some.to_dict()))) == some
     row = next(line for line in format_table([some]).splitlines() if line.split()[:1] == ["iid"])
     assert row.split()[8:10] == ["10.0", "60.0"]
@@ -211,32 +195,6 @@ def test_a_task_type_does_not_replace_a_bound_of_the_interval():
     assert (scalars["success_rate_low"], scalars["success_rate_high"]) == report.success_interval
 
 
-def test_a_file_that_is_no_report_is_told_what_it_lacks(report):
-    data = report.to_dict()
-    del data["stop_reasons"]
-    with pytest.raises(ValueError, match="stop_reasons"):
-        EvalReport.from_dict(data)
-
-
-@pytest.mark.parametrize(
-    ("types", "says"),
-    [
-        ({}, "types: expected at least one task type, got none"),
-        ({"pick": {"episodes": 0, "wins": 0}}, "episodes: expected an integer >= 1, got 0"),
-        ({"pick": {"episodes": 2, "wins": 3}}, "wins: expected at most 2, the number of episodes, got 3"),
-        ({"pick": {"episodes": 2, "wins": -1}}, "wins: expected an integer >= 0, got -1"),
-    ],
-)
-def test_a_report_with_impossible_counts_is_refused(report, types, says):
-    with pytest.raises(InputError, match=says):
-        EvalReport.from_dict({**report.to_dict(), "types": types})
-
-
-def test_a_report_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="toy iid"):
-        EvalReport.from_episodes([], protocol=ALFWORLD50, suite="toy", split="iid", seconds=0.0)
-
-
 def test_the_table_shows_the_protocol_the_rates_and_the_kinds_of_task(report):
     text = format_table([report])
     assert text.splitlines()[0] == "protocol alfworld-tiny20, suite toy"
@@ -308,30 +266,16 @@ def test_games_are_matched_by_their_ids_whatever_their_order():
     assert PairedOutcomes.of(first, mixed) == PairedOutcomes.of(first, second)
 
 
-@pytest.mark.parametrize(
-    ("others", "message"),
-    [
-        ({"iid": played("101")}, "expected the same games"),
-        ({"iid": replace(played("10"), suite="other")}, "expected the same games.*toy: 2 games, other: 2"),
-        ({"ood": played("10")}, "expected a report on 'iid'"),
-    ],
-)
-def test_reports_on_other_games_are_not_compared(others, message):
-    lists = {"iid": [name for name, _ in reversed(played("10").outcomes)]}
-    check_games({"iid": played("10")}, "toy", lists, "other.json")
-    with pytest.raises(InputError, match=f"compare_to: {message}"):
-        check_games(others, "toy", lists, "other.json")
-
-
 def test_a_comparison_under_two_protocols_names_both():
     first, cold = played("10"), replace(played("01"), protocol=get_protocol("alfworld50").varied(temperature=0.0))
     assert compare([first], {"iid": cold}, "o.json").endswith(
-        "; protocol alfworld50, that of the other alfworld50+temperature=0"
+        "; protocol alfworld50, that of the other alfworld50+temperature=0: name: 'alfworld50+temperature=0' there, "
+        "'alfworld50' now, temperature: 0.0 there, 0.4 now"
     )
     assert "protocol" not in compare([first], {"iid": first}, "o.json")
     edited = replace(first, protocol=replace(first.protocol, max_turns=40, history_length=0, description="new"))
     assert compare([first], {"iid": edited}, "o.json").endswith(
-        "; two protocols are named alfworld50: history_length: 0 there, 2 now, max_turns: 40 there, 50 now"
+        "that of the other alfworld50: history_length: 0 there, 2 now, max_turns: 40 there, 50 now"
     )
 
 
@@ -346,25 +290,32 @@ def test_a_task_that_a_list_repeats_is_paired_in_the_order_of_play():
     assert PairedOutcomes.of(one, other) == PairedOutcomes(0, 1, 1, 0)
 
 
-def test_games_with_the_same_ids_but_other_settings_or_contents_are_not_compared(tmp_path):
-    path = tmp_path / "r.json"
-    settings = {"environment": {"games_seed": "0"}, "contents": {"iid": "a", "ood": "b"}}
-    content = {"reports": [played("10").to_dict()], "settings": settings}
-    path.write_text(json.dumps(content))
-    assert read_reports(str(path), settings) == {"iid": played("10")}
-    with pytest.raises(InputError, match="compare_to: expected the same games.*games_seed: '0' there, '1' now"):
-        read_reports(str(path), settings | {"environment": {"games_seed": "1"}})
-    with pytest.raises(InputError, match="compare_to: expected the same games.*other contents"):
-        read_reports(str(path), settings | {"contents": {"iid": "b"}})
-    assert read_reports(str(path), settings | {"contents": {"iid": "a", "train": "c"}})
-    assert read_reports(str(path), settings | {"environment": {"games_seed": "0", "of_a_later_version": "1"}})
-    path.write_text(json.dumps(content | {"settings": {}}))
-    assert read_reports(str(path), settings)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"environment": {"games_seed": "1"}}, "games_seed: '1' there, '0' now"),
+        ({"contents": {"iid": "b"}}, "the tasks of 'iid' have other contents"),
+        ({"report": played("101")}, "iid: 3 games of toy there"),
+        ({"report": replace(played("10"), suite="other")}, "iid: 2 games of other there"),
+        ({"report": played("10", split="ood")}, "there is no report on 'iid'"),
+    ],
+    ids=str,
+)
+def test_reports_on_other_games_are_not_compared(tmp_path, changes, message):
+    path, report, lists = tmp_path / "r.json", played("10"), {"iid": ["1", "0"]}
+    here = {"environment": {"games_seed": "0"}, "contents": {"iid": "a", "train": "c"}}
+    for settings in (here | {"environment": {"games_seed": "0", "of_a_later_version": "1"}}, {}):
+        path.write_text(json.dumps({"reports": [report.to_dict()], "settings": settings}))
+        assert read_reports(str(path), "toy", lists, here) == {"iid": report}
+    found = {"reports": [changes.pop("report", report).to_dict()], "settings": here | changes}
+    path.write_text(json.dumps(found))
+    with pytest.raises(InputError, match=f"compare_to: expected the same games of toy, got others in .*{message}"):
+        read_reports(str(path), "toy", lists, here)
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"reports": [{}]}', '{"reports": [1]}'])
+@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"reports": [{}]}'])
 def test_a_file_that_is_no_evaluation_is_refused(text, tmp_path):
     if text is not None:
         (tmp_path / "r.json").write_text(text)
     with pytest.raises(InputError, match="compare_to: expected a file written by --output"):
-        read_reports(str(tmp_path / "r.json"), {})
+        read_reports(str(tmp_path / "r.json"), "toy", {}, {})

@@ -172,11 +172,11 @@ def test_a_first_prompt_that_does_not_fit_is_refused_and_one_that_just_fits_is_t
     def check(**sizes):
         check_first_task(ListSuite([WIN]).make_env(), "0", 0, context_for(rules, tokenizer, **sizes), rules)
 
-    with pytest.raises(ValueError, match="max_prompt_length: expected at least [0-9]+.*got 1") as caught:
+    with pytest.raises(ValueError, match="max_prompt_length: expected at least the [0-9]+.*got 1") as caught:
         check(max_prompt_length=1)
-    needed = int(str(caught.value).split("at least ")[1].split(",")[0])
+    needed = int(str(caught.value).split("at least the ")[1].split(" ")[0])
     check(max_prompt_length=needed)
-    with pytest.raises(ValueError, match=f"max_prompt_length: .*at least {needed}, .*task '0', got {needed - 1}"):
+    with pytest.raises(ValueError, match=f"max_prompt_length: .*at least the {needed} .*task '0'.* got {needed - 1}"):
         check(max_prompt_length=needed - 1)
     if mode == "concatenated":  # the whole sequence has a limit of its own
         with pytest.raises(

@@ -22,7 +22,7 @@ from epo_trl.cli.options import CommandLine, parse_options
 from epo_trl.envs import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol, protocol_names
-from epo_trl.evaluation.paired import check_games, compare, read_reports
+from epo_trl.evaluation.paired import compare, read_reports
 from epo_trl.evaluation.partial_results import PartialResults
 from epo_trl.evaluation.play import (
     check_first_task,
@@ -339,8 +339,7 @@ def main(line: CommandLine) -> None:
     others = None
     if args.compare_to:
         lists = load_task_lists(args, suite)
-        others = read_reports(args.compare_to, game_settings(suite, lists) | {"splits": args.splits})
-        check_games(others, suite.name, lists, args.compare_to)
+        others = read_reports(args.compare_to, suite.name, lists, game_settings(suite, lists))
     reports = evaluate(suite, args, model_args)
     if args.compare_to and others is not None and PartialState().is_main_process:
         say(compare(reports, others, args.compare_to))

@@ -1,8 +1,7 @@
 """Evaluation protocols, confidence intervals and reports. Importing it loads neither torch nor a game."""
 
 from epo_trl.evaluation.protocol import Protocol, get_protocol, protocol_names, register_protocol
-from epo_trl.evaluation.report import EvalReport, TypeCount, format_table
-from epo_trl.evaluation.wilson import wilson_interval
+from epo_trl.evaluation.report import EvalReport, TypeCount, format_table, wilson_interval
 
 __all__ = [
     "EvalReport",

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.errors import InputError, changed_settings
-from epo_trl.evaluation.protocol import Protocol
 from epo_trl.evaluation.report import EvalReport
 
 
@@ -47,65 +46,39 @@ class PairedOutcomes:
         return cls(*(won.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
 
 
-def read_reports(path: str, games: Mapping[str, Any]) -> dict[str, EvalReport]:
+def read_reports(
+    path: str, suite: str, lists: Mapping[str, Sequence[str]], games: Mapping[str, Any]
+) -> dict[str, EvalReport]:
     """Reads the reports of `epo-trl evaluate --output` by the name of their list.
 
     Args:
         path: Path of the file.
+        suite: Name of the suite.
+        lists: Task ids by the name of their list.
         games: Settings that decide which game an id names: `environment`, and `contents` of each list.
 
     Raises:
-        InputError: If the file is missing or no evaluation, or its games had other settings.
+        InputError: If the file is missing or no evaluation, or its games are others.
     """
     try:
         content = json.loads(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
-        reports = [EvalReport.from_dict(report) for report in content["reports"]]
+        reports = {one["split"]: EvalReport.from_dict(one) for one in content["reports"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"compare_to: expected a file written by --output, got {path!r} ({error})") from error
-    _check_same_games(path, content.get("settings", {}), games)
-    return {report.split: report for report in reports}
-
-
-def _check_same_games(path: str, found: Mapping[str, Any], games: Mapping[str, Any]) -> None:
-    here = games["environment"]
-    there = found.get("environment", here)
+        raise InputError(f"compare_to: expected a file written by --output, got {path!r} ({error!r})") from error
+    found, here = content.get("settings", {}), games["environment"]
+    there, contents = found.get("environment", here), found.get("contents", {})
     both = there.keys() & here.keys()  # a later version may have more settings
     differ = changed_settings({name: there[name] for name in both}, {name: here[name] for name in both})
-    contents = found.get("contents", {})
-    differ += [
-        f"the tasks of {split!r} have other contents"
-        for split, content in games["contents"].items()
-        if isinstance(contents, Mapping) and contents.get(split, content) != content
-    ]
-    if differ:
-        raise InputError(
-            f"compare_to: expected the same games, got other ones in {path} ({'; '.join(differ)}); evaluate both "
-            "policies with the same settings of the environment"
-        )
-
-
-def check_games(reports: Mapping[str, EvalReport], suite: str, lists: Mapping[str, Sequence[str]], path: str) -> None:
-    """Checks that reports have the outcome of each game of some lists.
-
-    Args:
-        reports: Reports by the name of their list.
-        suite: Name of the suite.
-        lists: Task ids by the name of their list.
-        path: Path of the reports.
-
-    Raises:
-        InputError: If a list is missing, or its games are others.
-    """
     for split, task_ids in lists.items():
         if split not in reports:
-            raise InputError(f"compare_to: expected a report on {split!r}, got {[*reports]} in {path}")
-        other = reports[split]
-        names = [name for name, _ in other.outcomes]
-        if (other.suite, names) != (suite, sorted(task_ids)):
-            raise InputError(
-                f"compare_to: expected the same games, got other ones for {split} ({suite}: {len(task_ids)} games, "
-                f"{other.suite}: {len(names)})"
-            )
+            differ.append(f"there is no report on {split!r}")
+        elif (reports[split].suite, [name for name, _ in reports[split].outcomes]) != (suite, sorted(task_ids)):
+            differ.append(f"{split}: {len(reports[split].outcomes)} games of {reports[split].suite} there")
+        elif contents.get(split, games["contents"][split]) != games["contents"][split]:
+            differ.append(f"the tasks of {split!r} have other contents")
+    if differ:
+        raise InputError(f"compare_to: expected the same games of {suite}, got others in {path}: {'; '.join(differ)}")
+    return reports
 
 
 def compare(reports: list[EvalReport], others: dict[str, EvalReport], name: str) -> str:
@@ -114,23 +87,17 @@ def compare(reports: list[EvalReport], others: dict[str, EvalReport], name: str)
     Args:
         reports: Reports of this evaluation.
         others: Reports of another policy, by the name of their list.
-        name: Name of the others, whose games are the same (`check_games`).
+        name: Name of the others, whose games are the same.
     """
     lines = []
     for report in reports:
-        other = others[report.split]
-        counts, differ = PairedOutcomes.of(report, other), _difference(report.protocol, other.protocol)
+        other, differ = others[report.split], ""
+        if report.protocol != other.protocol:
+            differ = f"; protocol {report.protocol.name}, that of the other {other.protocol.name}: "
+            differ += ", ".join(changed_settings(other.protocol.rules(), report.protocol.rules()))
+        counts = PairedOutcomes.of(report, other)
         lines.append(
             f"{report.split} against {name}: both won {counts.both}, only this {counts.only_first}, only the other "
             f"{counts.only_second}, neither {counts.neither}; McNemar's exact test, p = {counts.p_value:.3g}{differ}"
         )
     return "\n".join(lines)
-
-
-def _difference(here: Protocol, there: Protocol) -> str:
-    """Describes how two protocols differ; returns `""` if they do not."""
-    if here == there:
-        return ""
-    if here.name != there.name:
-        return f"; protocol {here.name}, that of the other {there.name}"
-    return f"; two protocols are named {here.name}: {', '.join(changed_settings(there.rules(), here.rules()))}"

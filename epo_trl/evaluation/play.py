@@ -82,29 +82,24 @@ def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuil
     context.template.check(info)
     view = TurnView(observation, info, history=())
     if context.build([view])[0] is None:
-        raise InputError(_why_it_does_not_fit(context, view, task_id))
+        unlimited = replace(context, max_prompt_tokens=sys.maxsize, max_context_tokens=None)
+        prompt = unlimited.build([view])[0]
+        assert prompt is not None
+        needed = f"the {len(prompt.ids)} tokens of the first prompt of task {task_id!r}, with its examples"
+        if len(prompt.ids) > context.max_prompt_tokens:
+            raise InputError(
+                f"max_prompt_length: expected at least {needed}, got {context.max_prompt_tokens}; later prompts are "
+                "longer"
+            )
+        raise InputError(
+            f"max_completion_length: expected a response that fits the model's {context.max_context_tokens} tokens "
+            f"with {needed}, got {context.max_response_tokens}"
+        )
     if protocol.success_rule == "ended-with-score" and "score" not in info:
         raise InputError(
             f"protocol: expected one with the success rule 'won', since the environment has no score, got "
             f"{protocol.name!r}, which decides success by the score"
         )
-
-
-def _why_it_does_not_fit(context: ContextBuilder, view: TurnView, task_id: str) -> str:
-    """Returns the message for a first prompt that is too long."""
-    unlimited = replace(context, max_prompt_tokens=sys.maxsize, max_context_tokens=None)
-    both = [*unlimited.build([view]), *replace(unlimited, examples=()).build([view])]
-    needed, bare = (len(prompt.ids) for prompt in both if prompt is not None)
-    if needed > context.max_prompt_tokens:
-        shown = f" {needed - bare} of them are the examples (few_shot); use fewer or shorter examples."
-        return (
-            f"max_prompt_length: expected at least {needed}, the number of tokens in the first prompt of task "
-            f"{task_id!r}, got {context.max_prompt_tokens}.{shown if context.examples else ''} Later prompts are longer"
-        )
-    return (
-        f"max_completion_length: expected a response that fits the model's {context.max_context_tokens} tokens with "
-        f"the {needed} tokens of the first prompt of task {task_id!r}, got {context.max_response_tokens}"
-    )
 
 
 def sampled_tasks(suite: TaskSuite, split: str, count: int | None) -> list[str]:

@@ -42,12 +42,7 @@ class Protocol:
     description: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip():
-            raise InputError(f"name: expected a text that is not empty, got {self.name!r}")
-        try:
-            check_bounds(self)
-        except InputError as error:
-            raise InputError(f"{error} (protocol {self.name!r})") from error
+        check_bounds(self)
 
     @classmethod
     def from_options(cls, name: str, options: EpisodeArguments, temperature: float, **others: Any) -> Protocol:
@@ -102,9 +97,6 @@ class Protocol:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Protocol:
         """Creates a protocol from the output of `to_dict`."""
-        unknown = sorted(data.keys() - set(cls.__dataclass_fields__))
-        if unknown:
-            raise InputError(f"protocol: expected the fields {', '.join(cls.__dataclass_fields__)}, got {unknown[0]!r}")
         return cls(**data)
 
 

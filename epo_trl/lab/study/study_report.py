@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 import pandas as pd
 
-from epo_trl.evaluation.wilson import wilson_interval
+from epo_trl.evaluation import wilson_interval
 from epo_trl.lab.study.config import Study, shown
 from epo_trl.lab.study.outcomes import by_arm, find_pairs, find_unlike, judge, name_lists, select_arm
 from epo_trl.lab.study.record import THIRDS, TOKENS, Record
