@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from run_kit import left, logged
-from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer, results_of
+from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.methods import Comm
 from epo_trl.runs.callbacks import short_line
-from epo_trl.runs.checkpoint_files import STATE_FILE, is_complete
+from epo_trl.runs.checkpoint_files import STATE_FILE
 from epo_trl.runs.guards import TooManyAborted
 from epo_trl.runs.state_file import read_state
 from epo_trl.trainers.step import RLStep
@@ -83,17 +83,6 @@ def test_the_state_before_a_refused_batch_has_nothing_of_the_batch(tmp_path):
     assert broken["pending_metrics"]["env/aborted"] == [0.0, 0.0]
 
 
-def test_a_whole_checkpoint_of_the_step_is_not_written_again(tmp_path):
-    trainer = breaking(make_trainer, tmp_path, rollout=3, save_strategy="steps", save_steps=2)
-    saves = results_of(trainer, "_save_rank_state")
-    with pytest.raises(TooManyAborted, match="the state before it is in .*checkpoint-2") as caught:
-        trainer.train()
-    assert len(saves) == 1
-    (tmp_path / "checkpoint-2" / STATE_FILE).unlink()
-    assert trainer.save_between_updates() in str(caught.value) and len(saves) == 2
-    assert is_complete(tmp_path / "checkpoint-2")
-
-
 def test_the_limit_itself_is_allowed(tmp_path):
     trainer = breaking(make_trainer, tmp_path, rollout=2, episodes=4, max_aborted_share=0.5)
     trainer.suite.tail = "\x1b[31m"
@@ -102,9 +91,6 @@ def test_the_limit_itself_is_allowed(tmp_path):
         trainer.train()
     assert not any("\x1b" in str(one.message) for one in caught)
     assert logged(trainer, "env/aborted") == [0.0, 0.5, 0.0, 0.0]
-    stricter = breaking(make_trainer, tmp_path, rollout=2, episodes=4, max_aborted_share=0.49)
-    with pytest.raises(TooManyAborted, match="50% of the episodes of this batch were aborted, 49% are allowed"):
-        stricter.train()
 
 
 def test_the_line_of_a_step_shows_aborted_episodes_if_there_are_any():
@@ -121,7 +107,7 @@ def test_a_rank_without_a_usable_episode_has_log_probabilities_where_the_others_
     assert step.to_rollout_output()["logprobs"] == zeros
 
 
-@pytest.mark.parametrize(("aborted", "greater", "best"), [(2, True, 3), (2, False, 1), (1, True, 3), (1, False, 2)])
+@pytest.mark.parametrize(("aborted", "greater", "best"), [(2, False, 1), (1, True, 3)])
 def test_an_evaluation_whose_episodes_were_aborted_is_the_worst_and_does_not_end_the_run(
     tmp_path, aborted, greater, best
 ):

@@ -50,29 +50,21 @@ def test_an_end_that_ctrl_c_did_not_bring_keeps_its_code(python_s_own_handler):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("event", "changes"),
-    [
-        ("on_step_begin", {}),
-        ("on_evaluate", {"eval_strategy": "steps", "eval_steps": 1}),
-        ("on_save", {"save_strategy": "steps", "save_steps": 1}),
-    ],
-    ids=["in a step", "in an evaluation", "while saving"],
+    ("max_steps", "code", "saved", "has_ended"), [(3, [130], ["checkpoint-1"], False), (1, [], [], True)]
 )
-def test_while_training_ctrl_c_saves_a_checkpoint(event, changes, tmp_path, monkeypatch, capfd, python_s_own_handler):
-    press = SendSignals(event, int(event != "on_step_begin"), signal.SIGINT)
-    main, _ = recipe(monkeypatch, tmp_path, press, max_steps=3, **changes)
-    with pytest.raises(SystemExit) as end:
+def test_while_training_ctrl_c_saves_a_checkpoint(
+    max_steps, code, saved, has_ended, tmp_path, monkeypatch, capfd, python_s_own_handler
+):
+    """In the last step the run ends as any other."""
+    main, _ = recipe(monkeypatch, tmp_path, SendSignals("on_step_begin", 0, signal.SIGINT), max_steps=max_steps)
+    ends = []
+    try:
         run_recipe(main, *PROGRAM)
-    assert end.value.code == 130
-    assert left(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
+    except SystemExit as end:
+        ends.append(end.code)
+    assert ends == code and left(tmp_path) == saved
+    assert (tmp_path / "model.safetensors").exists() == has_ended
     assert f"train.py: {STOPPING}\n" in (said := capfd.readouterr().err) and "Traceback" not in said
-
-
-@pytest.mark.slow
-def test_in_the_last_step_the_run_ends_as_any_other(tmp_path, monkeypatch, python_s_own_handler):
-    main, _ = recipe(monkeypatch, tmp_path, SendSignals("on_step_begin", 1, signal.SIGINT), max_steps=2)
-    run_recipe(main, *PROGRAM)
-    assert (tmp_path / "model.safetensors").exists()
 
 
 @pytest.mark.slow
@@ -137,36 +129,22 @@ sys.exit(130)
 """
 
 
-@pytest.fixture
-def recipes(tmp_path):
-    """`make_train.py` beside a recipe that saves for a while when it gets Ctrl-C."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("presses", "seconds"), [(1, "1"), (2, "60")])
+def test_make_train_waits_until_its_recipe_has_saved_but_not_after_a_second_ctrl_c(tmp_path, presses, seconds):
     folder = tmp_path / "recipes"
     (folder / "alfworld").mkdir(parents=True)
     (folder / "make_train.py").write_bytes((ROOT / "recipes" / "make_train.py").read_bytes())
     (folder / "sft.py").write_text(RECIPE)
     (folder / "alfworld" / "sft_tiny_cpu.yaml").write_text("")
-    return folder
-
-
-@pytest.mark.slow
-def test_make_train_waits_until_its_recipe_has_saved(recipes, tmp_path):
-    process, log = start(tmp_path, recipes / "make_train.py", SAVES="1")
+    process, log = start(tmp_path, folder / "make_train.py", SAVES=seconds)
     wait_for(process, log, "ready")
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(120) == 130
-    lines = log.read_text().splitlines()
-    assert lines[-2:] == ["saved", "interrupted; run the same command again to resume from the last checkpoint"]
-
-
-@pytest.mark.slow
-def test_a_second_ctrl_c_ends_make_train_and_its_recipe_at_once(recipes, tmp_path):
-    process, log = start(tmp_path, recipes / "make_train.py", SAVES="60")
-    wait_for(process, log, "ready")
-    os.killpg(process.pid, signal.SIGINT)
-    time.sleep(0.5)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(20) == 130
-    assert "saved" not in log.read_text() and "Traceback" not in log.read_text()
+    for _ in range(presses):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.5)
+    assert process.wait(30) == 130
+    said = log.read_text()
+    assert ("saved\ninterrupted; run the same command again" in said) == (presses == 1) and "Traceback" not in said
 
 
 LONG = ("--episodes", "64", "--max_steps", "2000", "--logging_steps", "1", "--report_to", "none", "--seed", "0")

@@ -19,8 +19,8 @@ BY_EPOCHS = {"max_steps": -1, "num_train_epochs": 2, "eval_strategy": "epoch", "
 
 
 def everything(folder):
-    """Returns the checksum of every file, but the lock that names its last holder."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    """Returns the checksum of every file."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

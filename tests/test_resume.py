@@ -30,13 +30,11 @@ from run_kit import (
 )
 from trainer_kit import make_config, make_model, make_trainer, make_warm_start
 from trainer_kit import saved as stored
-from transformers import BitsAndBytesConfig, EarlyStoppingCallback, TrainerCallback
+from transformers import BitsAndBytesConfig, EarlyStoppingCallback
 
 from epo_trl import ImitationConfig
 from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import FileError, InputError
-from epo_trl.methods.ea import EntropyAdvantage
-from epo_trl.methods.siren import SIREN
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.runs import long_run
 from epo_trl.runs.checkpoint_files import checkpoints, last_checkpoint
@@ -76,7 +74,6 @@ def seen(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"learning_rate": 5e-3}, r"learning_rate: 0\.01 in the checkpoint, 0\.005 now"),
         ({"max_steps": 9}, "max_steps: 6 in the checkpoint, 9 now"),
         ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs: "),
         (
@@ -85,15 +82,12 @@ def seen(tmp_path):
         ),
         ({"peft_config": LoraConfig(r=2, target_modules=["q_proj"])}, r"adapter: \{\} in"),
     ],
-    ids=["rate", "steps", "schedule", "tasks", "adapter"],
+    ids=["steps", "schedule", "tasks", "adapter"],
 )
-def test_a_setting_that_changes_the_result_is_seen(seen, changes, line):
-    assert any(re.match(line, found) for found in differences(seen(), seen(**changes)))
-
-
-def test_settings_that_do_not_matter_are_not_compared(tmp_path, seen):
-    changes = {"logging_steps": 7, "save_steps": 1, "eval_episodes": 2, "report_to": ["tensorboard"]}
-    assert differences(seen(), settings_of(resumable(tmp_path / "moved", **changes))) == []
+def test_a_setting_that_changes_the_result_is_seen_and_no_other(seen, changes, line):
+    others = {"logging_steps": 7, "save_steps": 1, "eval_episodes": 2, "report_to": ["tensorboard"]}
+    (found,) = differences(seen(), seen(**changes, **others))
+    assert re.match(line, found)
 
 
 def test_the_data_type_revision_and_quantization_of_the_model_are_compared(tmp_path, seen):
@@ -139,7 +133,7 @@ def test_a_model_is_its_weights_wherever_its_folder_is(tmp_path, monkeypatch, se
     assert of("org/name")["model"] == "org/name"
 
 
-def test_the_defaults_of_a_method_are_compared_and_writing_one_out_is_no_change(seen, monkeypatch):
+def test_the_defaults_of_a_method_are_compared_and_writing_one_out_is_no_change(seen):
     def of(**settings):
         return seen(entropy_method=["siren"], **({"method_kwargs": {"siren": settings}} if settings else {}))
 
@@ -147,9 +141,6 @@ def test_the_defaults_of_a_method_are_compared_and_writing_one_out_is_no_change(
     assert before["methods"]["siren"] == {"weight": 0.005, "top_p": 0.8, "quantile": 0.8, "anchor": None}
     assert differences(before, of(weight=0.005)) == []
     assert differences(before, of(weight=0.1)) == ["methods.siren.weight: 0.005 in the checkpoint, 0.1 now"]
-    made = SIREN.__init__
-    monkeypatch.setattr(SIREN, "__init__", lambda self, **given: made(self, **{"weight": 1.01, **given}))
-    assert differences(before, of()) == ["methods.siren.weight: 0.005 in the checkpoint, 1.01 now"]
 
 
 def test_a_template_and_an_example_are_their_texts_and_a_task_its_content(tmp_path, seen, monkeypatch):
@@ -174,20 +165,14 @@ def test_a_template_and_an_example_are_their_texts_and_a_task_its_content(tmp_pa
     assert names == ["examples", "task_contents", "template.next"]
 
 
-def test_a_run_with_another_default_or_template_is_refused_unless_forced(tmp_path, monkeypatch):
-    shutil.copytree(TEMPLATES / "compact", tmp_path / "mine")
-    changes = {"entropy_method": ["ea"], "prompt_template": str(tmp_path / "mine"), "max_steps": 2, "save_steps": 1}
-    resumable(tmp_path / "run", **changes).train()
-    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
-    made = EntropyAdvantage.__init__
-    monkeypatch.setattr(EntropyAdvantage, "__init__", lambda self, **given: made(self, **{"alpha": 0.3, **given}))
-    with open(tmp_path / "mine" / "first.txt", "a", encoding="utf-8") as file:
-        file.write("Hurry up.")
-    lines = r"(?s)methods.ea.alpha: 0.4 in the checkpoint, 0.3 now.*template.first: 'sha256"
-    with pytest.raises(ValueError, match=lines):
-        resumable(tmp_path / "run", **changes).train(resume_from_checkpoint=True)
-    forced = resumable(tmp_path / "run", **changes, resume_with_changes=True)
-    with pytest.warns(UserWarning, match=lines):
+def test_a_run_with_another_setting_is_refused_unless_forced(tmp_path):
+    changes = {"max_steps": 2, "save_steps": 1}
+    resumable(tmp_path, callbacks=[StopAt(1)], **changes).train()
+    line = "learning_rate: 0.01 in the checkpoint, 0.005 now"
+    with pytest.raises(InputError, match=f"(?s)resume_from_checkpoint: .*checkpoint-1 was made with other .*{line}"):
+        resumable(tmp_path, learning_rate=5e-3, **changes).train(resume_from_checkpoint=True)
+    forced = resumable(tmp_path, learning_rate=5e-3, resume_with_changes=True, **changes)
+    with pytest.warns(UserWarning, match=line):
         forced.train(resume_from_checkpoint=True)
     assert forced.state.global_step == 2
 
@@ -364,7 +349,7 @@ def test_inside_an_rl_step_its_division_must_stay(tmp_path):
     divided(tmp_path, 4, 1, steps_per_generation=2, max_steps=1).train()
     other = divided(tmp_path, 4, 2, steps_per_generation=2)
     with pytest.raises(InputError, match="^gradient_accumulation_steps: .* got .* 2}: .* at the end of one"):
-        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+        other.train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize(
@@ -479,42 +464,23 @@ def test_a_run_is_resumed_with_a_stateful_callback_that_its_checkpoint_lacks(tmp
     assert saved["EarlyStoppingCallback"]["args"]["early_stopping_patience"] == 2
 
 
-def test_an_evaluation_that_a_callback_adds_has_a_checkpoint_too(tmp_path):
-    """Of step 3, where none is due, with the best score of all."""
-
-    class Evaluate(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_evaluate = control.should_evaluate or state.global_step == 3
-
-    steps = {"eval_steps": 2, "save_steps": 2, "metric_for_best_model": "ood/score"}
-    trainer, each = choosing(tmp_path, callbacks=[Evaluate()], **steps), EachStep()
-    trainer.add_callback(each)
-    trainer.train()
-    assert trainer.best_step == 3 and left(tmp_path) == ["checkpoint-2", "checkpoint-3", "checkpoint-4"]
-    assert_bit_equal(weights(trainer), each.seen[3])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "changes"),
-    [(resumable, {}), pytest.param(resumable_ppo, {"critic_learning_rate": 1e-60}, marks=pytest.mark.slow)],
-)
-def test_the_rates_of_a_resumed_run_are_those_of_its_settings_from_its_first_step(tmp_path, make, changes):
+def test_the_rates_of_a_resumed_run_are_those_of_its_settings_from_its_first_step(tmp_path):
     """The schedule is linear: after 3 steps of 3 the rate is 0, after 3 of 4 it is not."""
 
     def resume(**others):
-        trainer, steps = make(tmp_path / str(others), max_steps=4, resume_with_changes=True, **others), EachStep()
+        trainer, steps = resumable(tmp_path / str(others), max_steps=4, resume_with_changes=True, **others), EachStep()
         trainer.add_callback(steps)
         trainer.train(resume_from_checkpoint=str(tmp_path / "start" / "checkpoint-3"))
         return trainer, steps.seen
 
-    make(tmp_path / "start", max_steps=3).train()
+    resumable(tmp_path / "start", max_steps=3).train()
     trainer, (before, after) = resume(weight_decay=0.5, adam_beta1=0.5)
     groups = trainer.optimizer.param_groups
     assert logged(trainer, "learning_rate")[-1] == pytest.approx(trainer.args.learning_rate / 4)
     assert groups[0]["weight_decay"] == 0.5 and {group["betas"] for group in groups} == {(0.5, 0.999)}
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    assert_bit_equal(*resume(learning_rate=0.0, **changes)[1])
+    assert_bit_equal(*resume(learning_rate=0.0)[1])
 
 
 @pytest.mark.slow
@@ -533,7 +499,7 @@ def test_a_run_resumes_bit_equal_after_it_has_seen_all_tasks(tmp_path, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [4, 9, 12], ids=["first epoch", "within the second epoch", "after it"])
+@pytest.mark.parametrize("step", [9, 12], ids=["within the second epoch", "after it"])
 def test_a_warm_start_of_rows_grouped_by_length_resumes_bit_equal(tmp_path, step):
     """An epoch is six steps; each has an order of its own, of all rows."""
     rows = [[5 + (i + k) % 20 for k in range(3 + i % 7)] for i in range(24)]

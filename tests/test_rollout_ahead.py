@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset
@@ -104,16 +103,6 @@ def test_the_time_of_an_update_has_no_rollout_in_it_that_the_trainer_did_not_wai
     assert logged(trainer, "time/wait_for_rollout") == [1.0, 1.0] and logged(trainer, "time/update") == [2.0, 2.0]
 
 
-def test_the_pause_between_two_runs_is_no_wait_for_an_update(tmp_path, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("epo_trl.trainers.ahead.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    trainer, _ = served(tmp_path, rollout_ahead=1, max_steps=2, save_strategy="no")
-    trainer.train()
-    now[0] = 1000.0
-    trainer.train()
-    assert logged(trainer, "time/wait_for_update") == [0.0, 0.0]
-
-
 def test_no_batch_is_older_than_the_bound_and_none_is_played_twice_or_too_many(tmp_path):
     trainer, server = served(tmp_path, rollout_ahead=3, max_steps=7)
     played, play = [], trainer.play
@@ -180,13 +169,6 @@ def test_a_resumed_run_drops_the_batch_in_flight_and_plays_it_again(tmp_path, se
     assert before + after == expected and logged(resumed, "loss") == logged(whole, "loss")
     lags = logged(resumed, "lag/rl_steps")[len(before) :]
     assert lags == [0.0] + [1.0] * (len(after) - 1)
-
-
-def test_a_second_run_starts_anew(tmp_path):
-    trainer, _ = served(tmp_path, rollout_ahead=1, max_steps=2)
-    trainer.train()
-    trainer.train()
-    assert logged(trainer, "lag/rl_steps") == [0.0, 1.0] and trainer.rl_step == 2
 
 
 # ----------------------------------------------------------------------------------------------------- ends of a run

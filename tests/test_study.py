@@ -192,7 +192,7 @@ def test_two_studies_in_one_folder_are_refused(study, capsys):
         os._exit(0)
     try:
         end = time.monotonic() + 30
-        while not Path("runs/mine/_running.json").exists() and time.monotonic() < end:
+        while not Path("runs/mine/_running.lock").exists() and time.monotonic() < end:
             time.sleep(0.02)
         assert study() == 1
         assert f"runs/mine is in use by process {process}" in capsys.readouterr().err

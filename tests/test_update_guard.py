@@ -7,7 +7,7 @@ import torch
 from run_kit import EachStep, assert_bit_equal, logged, weights
 from trainer_kit import make_ppo, make_trainer
 
-from epo_trl.runs.guards import NonFiniteError, UpdateGuard, check_skipped, spread_nonfinite
+from epo_trl.runs.guards import NonFiniteError, check_skipped, spread_nonfinite
 from epo_trl.scoring import row_scorer
 
 
@@ -103,15 +103,6 @@ def test_a_loss_that_is_not_finite_has_nan_gradients_only_and_a_finite_one_is_le
     assert x.grad.isnan().all()
     loss = (torch.tensor([1.0, 2.0], requires_grad=True) / 3).sum()
     assert torch.equal(spread_nonfinite(loss), loss)
-
-
-def test_only_skips_in_a_row_count_towards_the_limit():
-    guard = UpdateGuard(2, "unused")
-    ends = []
-    for skipped in (True, False, True, True):
-        guard.end_update(skipped)
-        ends.append(guard.exhausted)
-    assert ends == [False, False, False, True] and guard.skipped == 3
 
 
 def test_a_deepspeed_that_used_a_spoilt_gradient_is_an_error():

@@ -31,7 +31,6 @@ _TRAIN = (
     ("time/generate", "generate", "{:.1f}s"),
     ("time/update", "update", "{:.1f}s"),
 )
-_UNLESS_ZERO = ("env/aborted",)
 
 
 class StopOnSigterm(TrainerCallback):
@@ -60,8 +59,7 @@ class StopOnSigterm(TrainerCallback):
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
     def _note(self, *_: Any) -> None:
-        # A scheduler and a launcher may both send it, so repeated signals have no effect.
-        self._received = True
+        self._received = True  # a scheduler and a launcher may both send it
 
     def _any_rank_received(self) -> bool:
         if self.accelerator.num_processes == 1:
@@ -70,10 +68,7 @@ class StopOnSigterm(TrainerCallback):
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Requests a checkpoint and the end of training if any rank received the signal.
-
-        At the end of an epoch the checkpoint comes after the epoch's evaluation.
-        """
+        """Requests a checkpoint and the end of training; at the end of an epoch, after the epoch's evaluation."""
         self._stop(state, control, save=not _is_end_of_epoch(state))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -121,8 +116,8 @@ class ReturnFreedMemory(TrainerCallback):
 
 def short_line(step: int, logs: dict[str, Any]) -> str:
     """Formats the logs of a step as one line instead of sixty numbers; `""` if there is nothing to show."""
-    shown = [row for row in _TRAIN if logs.get(row[0]) is not None and (row[0] not in _UNLESS_ZERO or logs[row[0]])]
-    parts = [f"{label} {form.format(logs[name])}" for name, label, form in shown]
+    shown = {name: value for name, value in logs.items() if value is not None and (value or name != "env/aborted")}
+    parts = [f"{label} {form.format(shown[name])}" for name, label, form in _TRAIN if name in shown]
     for name, value in logs.items():
         if name.endswith("/success_rate") and name.startswith("eval_"):
             split = name.removeprefix("eval_").removesuffix("/success_rate")

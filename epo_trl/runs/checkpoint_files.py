@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -54,13 +53,9 @@ def what_model(name: str) -> str:
     files = [path for path in found if path.suffix in (".safetensors", ".bin") and path.name != _NO_WEIGHTS]
     if not files:
         return name
-    together = xxhash.xxh3_128("".join(_checksums(files)).encode())
-    return f"a folder of weights, XXH3 {together.hexdigest()[:16]}"
-
-
-def _checksums(paths: Iterable[Path]) -> list[str]:
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(_checksum, paths))
+        together = xxhash.xxh3_128("".join(pool.map(_checksum, files)).encode())
+    return f"a folder of weights, XXH3 {together.hexdigest()[:16]}"
 
 
 def _checksum(path: Path) -> str:

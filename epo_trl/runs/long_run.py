@@ -9,7 +9,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class LongRun(Trainer):
         self._settings: dict[str, Any] = {}  # see `settings_of`
         self._has_trained = False
         self._end_file = os.path.join(self.args.output_dir, FINISHED)
-        self._end: dict[str, Any] | None = None  # content of that file
+        self._end: dict[str, Any] = {}  # content of that file
         self._nothing_left = False
         self._sigterm = StopOnSigterm(self.accelerator)
         for callback in (self._sigterm, SaveEvaluated(), ReturnFreedMemory()):
@@ -67,12 +67,8 @@ class LongRun(Trainer):
 
     def settings_of_data(self) -> dict[str, Any]:
         """Returns the settings of the data that affect the result, for the comparison on resume."""
-        return {"train_data": self._data_digest}
-
-    @cached_property
-    def _data_digest(self) -> str:
         rows = (hashlib.sha256(json.dumps(row).encode()).hexdigest() for row in self.train_dataset)
-        return model_digest(rows, "rows")
+        return {"train_data": model_digest(rows, "rows")}
 
     def _send_telemetry(self) -> None:
         """Lets TRL send telemetry only for a model or an adapter from the Hub: others make no network request."""
@@ -115,48 +111,38 @@ class LongRun(Trainer):
         args = self.args
         with run_lock(args):
             newest, self._end = self.newest_checkpoint(), on_main_process(args, self._read_end)
-            if self._end is not None and newest is None:
+            if self._end and newest is None:
                 raise InputError(
                     f"output_dir: expected a checkpoint in {args.output_dir}, where a run has finished, got none "
                     "(save_strategy: no); use its model, and another output_dir"
                 )
             asked = args.resume_from_checkpoint
-            goes_back = asked and os.path.dirname(os.path.realpath(asked)) == os.path.realpath(args.output_dir)
-            self.train(resume_from_checkpoint=asked if newest is None or goes_back else newest)
+            is_own = asked and os.path.dirname(os.path.realpath(asked)) == os.path.realpath(args.output_dir)
+            self.train(resume_from_checkpoint=asked if newest is None or is_own else newest)
             if self.preempted:
                 return
-            if self._end is not None and self._nothing_left:
-                self._warn_finished()
-            else:
+            if not (self._end and self._nothing_left):
                 self.save_model(_internal_call=True)
-                self._write_end({"step": self.state.global_step, "settings": self._settings})
-            self._upload()
+                self._write_end(step=self.state.global_step, settings=self._settings)
+            elif args.process_index == 0:
+                warnings.warn(
+                    f"{args.output_dir} is finished, at step {self.state.global_step}: nothing is trained or written. "
+                    "To continue training, raise max_steps and set resume_with_changes",
+                    stacklevel=2,
+                )
+            place = [args.hub_model_id, args.hub_revision]
+            if args.push_to_hub and self._end.get("uploaded") != place:
+                self.push_to_hub()
+                self._write_end(**{**self._end, "uploaded": place})
 
-    def _read_end(self) -> dict[str, Any] | None:
-        return read_state(self._end_file, "step", "settings") if os.path.exists(self._end_file) else None
+    def _read_end(self) -> dict[str, Any]:
+        return read_state(self._end_file, "step", "settings") if os.path.exists(self._end_file) else {}
 
-    def _write_end(self, end: dict[str, Any]) -> None:
+    def _write_end(self, **end: Any) -> None:
         self._end = end
         self.accelerator.wait_for_everyone()
         if self.args.process_index == 0:
             write_state(self._end_file, end)
-
-    def _warn_finished(self) -> None:
-        if self.args.process_index == 0:
-            warnings.warn(
-                f"{self.args.output_dir} is finished, at step {self.state.global_step}: nothing is trained or written. "
-                "To continue training, raise max_steps and set resume_with_changes; to start over, use another "
-                "output_dir",
-                stacklevel=4,
-            )
-
-    def _upload(self) -> None:
-        """Uploads the final model of a finished run, unless it is there."""
-        assert self._end is not None
-        place = [self.args.hub_model_id, self.args.hub_revision]
-        if self.args.push_to_hub and self._end.get("uploaded") != place:
-            self.push_to_hub()
-            self._write_end({**self._end, "uploaded": place})
 
     # --- Training -----------------------------------------------------------------------------------------------
 

@@ -25,8 +25,8 @@ PASSES = ("gradient_accumulation_steps", "steps_per_generation", "num_iterations
 class RLRun(LongRun, GRPOTrainer):
     """Counts RL steps and the passes over their batches, and saves and restores both.
 
-    A subclass increases `rl_step`, sets `update_seconds`, and extends `_run_state` and `_load_run_state`. It saves the
-    batch in use with `_batch_state`, `_batch_fits` and `_load_batch_state`.
+    A subclass increases `rl_step`, resets `update_seconds`, and extends what is saved: `_run_state`, and for the batch
+    in use `_batch_state`, with their counterparts.
 
     Attributes:
         rl_step: Number of completed RL steps.
@@ -108,15 +108,10 @@ class RLRun(LongRun, GRPOTrainer):
         self._metrics["train"].update(state["pending_metrics"])
 
     def _passes_before(self, saved_passes: int, saved: Mapping[str, Any]) -> int:
-        """Returns the number of forward-backward passes that this run would have made up to the checkpoint.
-
-        Args:
-            saved_passes: Number of passes made.
-            saved: Settings with which they were made.
+        """Returns the number of passes that this run would have made up to a checkpoint with these passes and settings.
 
         Raises:
-            InputError: If the passes are divided into RL steps in another way, and the checkpoint is inside an RL step
-                with either division.
+            InputError: If RL steps are divided in another way, and the checkpoint is inside one with either division.
         """
         args = self.args
         changed = [name for name in PASSES if saved[name] != getattr(args, name)]
@@ -131,36 +126,35 @@ class RLRun(LongRun, GRPOTrainer):
         return passes if changed else saved_passes
 
     def _batch_state(self) -> dict[str, Any]:
-        """Returns the state of the batch in use, but TRL's tensors, as plain containers of tensors."""
-        raise NotImplementedError
+        """Returns the state of the batch in use, beside TRL's tensors, as plain containers of tensors."""
+        return {}
 
     def _batch_fits(self, state: Mapping[str, Any]) -> bool:
         """Returns whether this run can use a saved batch. `state["inputs"]` holds TRL's tensors."""
-        raise NotImplementedError
+        return True
 
     def _load_batch_state(self, state: dict[str, Any]) -> None:
         """Restores the state returned by `_batch_state`."""
-        raise NotImplementedError
 
     def _whole_batch(self) -> dict[str, Any]:
         """Returns the batch in use: TRL's tensors, and the state of a subclass."""
         own = {"inputs": self._buffered_inputs, "world_size": self.accelerator.num_processes}
         return own | {"update_seconds": self.update_seconds} | self._batch_state()
 
-    def _batch_path(self, folder: str) -> str:
+    def _batch_file(self, folder: str) -> str:
         return os.path.join(folder, f"collected_batch_{self.accelerator.process_index}.pt")
 
     def _save_rank_state(self, folder: str) -> None:
         super()._save_rank_state(folder)
         if self.micro_steps_done:
-            torch.save(self._whole_batch(), self._batch_path(folder))
+            torch.save(self._whole_batch(), self._batch_file(folder))
 
     def _load_rank_state(self, folder: str) -> None:
         """Restores the batch in use, unless a rank cannot use its part: then the RL step goes on with a new batch."""
         super()._load_rank_state(folder)
         if not self.micro_steps_done:
             return
-        world_size, state = self.accelerator.num_processes, self._load_tensors(self._batch_path(folder))
+        world_size, state = self.accelerator.num_processes, self._load_tensors(self._batch_file(folder))
         fits = state is not None and state["world_size"] == world_size and self._batch_fits(state)
         ranks = torch.tensor(float(fits), device=self.accelerator.device)
         if self.accelerator.reduce(ranks, reduction="sum") == world_size and state is not None:

@@ -66,6 +66,8 @@ def _lock(path: Path, owned: Path, field: str) -> Iterator[None]:
         path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M}")
         yield
     finally:
+        if lock.lock_counter == 1:
+            path.unlink(missing_ok=True)  # filelock does not take the lock of a file that was deleted meanwhile
         lock.release()
 
 

@@ -27,7 +27,7 @@ from epo_trl.runs.state_file import read_state
 
 _Beta = Annotated[float, Range(least=0, below=1)]
 BOUNDS = {
-    **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon"), NonNegative),
+    **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"), NonNegative),
     **dict.fromkeys(("adam_beta1", "adam_beta2"), _Beta),
     **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), Count),
 }
@@ -55,7 +55,7 @@ class LongRunArguments:
 
 
 def check_training_arguments(args: Any) -> None:
-    """Raises `InputError` for an invalid optimizer setting or seed, or a saving that breaks exact resume."""
+    """Raises `InputError` for an invalid optimizer setting, or a saving that breaks exact resume."""
     check_bounds(args, BOUNDS)
     if not args.output_dir:
         raise InputError("output_dir: expected a folder, got an empty string")
@@ -63,10 +63,6 @@ def check_training_arguments(args: Any) -> None:
         raise InputError("max_steps: expected an integer >= 1, or -1 for num_train_epochs, got 0")
     if args.max_steps < 0 and not args.num_train_epochs > 0:
         raise InputError(f"num_train_epochs: expected a number > 0 without max_steps, got {args.num_train_epochs}")
-    if args.max_grad_norm is None or not args.max_grad_norm >= 0:
-        raise InputError(f"max_grad_norm: expected a number >= 0 (0: no clipping), got {args.max_grad_norm}")
-    if not 0 <= args.seed < 2**32:
-        raise InputError(f"seed: expected an integer from 0 to 2**32 - 1, got {args.seed}")
     if args.save_only_model:
         raise InputError(
             "save_only_model: expected false, got true. A run cannot resume from weights alone: the optimizer, the "

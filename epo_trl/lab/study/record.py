@@ -15,7 +15,6 @@ import pandas as pd
 from epo_trl import __version__
 from epo_trl.errors import InputError
 from epo_trl.evaluation.outcomes import left_band
-from epo_trl.evaluation.report import TypeCount
 from epo_trl.evaluation.report_files import report_files
 from epo_trl.lab.study.config import StudyRun
 from epo_trl.runs.checkpoint_files import step_of, what_model
@@ -204,14 +203,14 @@ def _evaluation(rl_step: float, report: Mapping[str, Any]) -> EvaluationRecord:
     counts = {name: report.get(name) for name in ("turns", "invalid_turns", "wait_turns", "score_sum")}
     protocol = report["protocol"]
     rules = {name: value for name, value in protocol.items() if name not in ("name", "description")}
-    total, types = TypeCount.from_dict(report), {name: TypeCount.from_dict(n) for name, n in report["types"].items()}
+    types = {name: [count["wins"], count["episodes"]] for name, count in report["types"].items()}
     return EvaluationRecord(
         round(rl_step, 2),
         report["split"],
         protocol["name"],
-        total.wins,
-        total.episodes,
-        {name: [count.wins, count.episodes] for name, count in types.items()},
+        report["wins"],
+        report["episodes"],
+        types,
         {**counts, "stop_reasons": report["stop_reasons"]},
         hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:8],
     )
