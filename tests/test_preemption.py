@@ -12,7 +12,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.runs.callbacks import EXIT_CODE
 
 pytestmark = pytest.mark.slow
-TASKS = list(ToySuite().task_ids("train"))
+EPOCH = Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:4]})  # two steps
 
 
 def send_sigterm(event, step):
@@ -32,8 +32,9 @@ def run(folder, *callbacks, **changes):
         ("on_step_begin", {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}),
         ("on_evaluate", {"eval_strategy": "steps", "eval_steps": 2}),
         ("on_save", {"save_strategy": "steps", "save_steps": 2}),
+        ("on_evaluate", {"save_strategy": "epoch", "eval_strategy": "epoch", "train_dataset": EPOCH}),
     ],
-    ids=["in a step", "in an evaluation", "while saving"],
+    ids=["in a step", "in an evaluation", "while saving", "in the evaluation of an epoch"],
 )
 def test_the_step_in_progress_is_finished_saved_and_the_last(tmp_path, event, changes):
     before = signal.getsignal(signal.SIGTERM)
@@ -54,31 +55,6 @@ def test_the_last_checkpoint_stays_beside_the_best_one(tmp_path, sigterm, last):
     trainer.train()
     assert trainer.preempted == sigterm and trainer.state.best_global_step == 1
     assert left(tmp_path) == ["checkpoint-1", f"checkpoint-{last}"] and trainer.args.save_total_limit == 1
-
-
-@pytest.mark.parametrize(
-    ("event", "step", "save", "expected"),
-    [
-        ("on_step_begin", 1, "epoch", ["save"]),
-        ("on_step_begin", 2, "epoch", ["evaluate", "save"]),
-        ("on_evaluate", 2, "epoch", ["evaluate", "save"]),
-        ("on_save", 2, "epoch", ["evaluate", "save"]),
-        ("on_save", 2, "steps", ["save", "evaluate"]),
-    ],
-    ids=["within an epoch", "in its last step", "in its evaluation", "while saving", "while saving by steps"],
-)
-def test_an_epoch_is_evaluated_at_its_end_only_and_a_checkpoint_written_once(tmp_path, event, step, save, expected):
-    done = []
-    trainer = make_trainer(
-        tmp_path, callbacks=[send_sigterm(event, step - (event == "on_step_begin"))], max_steps=6, save_steps=2,
-        save_strategy=save, eval_strategy="epoch", train_dataset=Dataset.from_dict({"prompt": TASKS[:4]}),
-    )  # fmt: skip
-    write, evaluate = trainer._save_rank_state, trainer.evaluate
-    trainer._save_rank_state = lambda *args: done.append("save") or write(*args)
-    trainer.evaluate = lambda **_: done.append("evaluate") or evaluate()
-    trainer.train()
-    assert trainer.preempted and trainer.state.epoch == step / 2
-    assert left(tmp_path) == [f"checkpoint-{step}"] and done == expected
 
 
 def test_a_run_goes_on_after_sigterm_as_if_it_had_not_been_stopped(tmp_path):

@@ -68,32 +68,11 @@ class StopOnSigterm(TrainerCallback):
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Requests a checkpoint and the end of training; at the end of an epoch, after the epoch's evaluation."""
-        self._stop(state, control, save=not _is_end_of_epoch(state))
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Requests the checkpoint, or cancels evaluation and checkpoint of an epoch that is not complete."""
-        if self.stopped:
-            control.should_save = _is_end_of_epoch(state)
-            control.should_evaluate = control.should_evaluate and control.should_save
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Requests both after an evaluation too."""
-        if state.global_step > 0:
-            self._stop(state, control, save=True)
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Requests only the end of training: the checkpoint was just saved."""
-        self._stop(state, control, save=False)
-
-    def _stop(self, state: Any, control: Any, *, save: bool) -> None:
+        """Requests a checkpoint and the end of training if any rank received the signal before the last step."""
         if state.global_step < state.max_steps and self._any_rank_received():
-            control.should_training_stop = self.stopped = True
-            control.should_save = control.should_save or save
+            control.should_training_stop = control.should_save = self.stopped = True
 
-
-def _is_end_of_epoch(state: Any) -> bool:
-    return float(state.epoch).is_integer()
+    on_evaluate = on_save = on_step_end  # a checkpoint that is complete is not saved again
 
 
 class SaveEvaluated(TrainerCallback):

@@ -12,23 +12,21 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from accelerate.utils import DistributedType, parse_flag_from_env
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import SaveStrategy
 
-from epo_trl.bounds import Count, NonNegative, Range, check_bounds, option
+from epo_trl.bounds import Count, NonNegative, check_bounds, option
 from epo_trl.errors import InputError
 from epo_trl.runs.checkpoint_files import STATE_FILE, what_model
 from epo_trl.runs.run_lock import on_main_process
 from epo_trl.runs.state_file import read_state
 
-_Beta = Annotated[float, Range(least=0, below=1)]
-BOUNDS = {
-    **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"), NonNegative),
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), _Beta),
+BOUNDS = {  # torch checks the other settings of an optimizer
+    **dict.fromkeys(("learning_rate", "max_grad_norm"), NonNegative),
     **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), Count),
 }
 
