@@ -1,16 +1,34 @@
 """A run goes on from its newest complete checkpoint, and knows models by their weights."""
 
-from epo_trl.runs.checkpoint_files import STATE_FILE, last_checkpoint, what_model
+import pytest
+from run_kit import left
+
+from epo_trl.runs.checkpoint_files import STATE_FILE, last_checkpoint, rotate, what_model
+
+
+def make_checkpoints(folder, *names, incomplete="checkpoint-11"):
+    for name in (*names, incomplete):  # it was killed while the last one was written
+        (folder / name).mkdir()
+        (folder / name / "model.safetensors").touch()
+    for name in names:
+        (folder / name / STATE_FILE).touch()
 
 
 def test_the_newest_complete_checkpoint_is_told_by_its_number_not_by_its_name(tmp_path):
     assert last_checkpoint(tmp_path / "missing") is last_checkpoint(tmp_path) is None
-    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-11", "checkpoint-best"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.safetensors").touch()
-        if name != "checkpoint-11":  # it was killed while this one was written
-            (tmp_path / name / STATE_FILE).touch()
+    make_checkpoints(tmp_path, "checkpoint-9", "checkpoint-10", "checkpoint-best")
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "kept"),
+    [(None, None, [2, 4, 9, 10, 11]), (3, None, [4, 9, 10, 11]), (2, 2, [2, 10, 11]), (1, 2, [2, 10, 11]),
+     (1, None, [10, 11]), (5, None, [2, 4, 9, 10, 11])],
+)  # fmt: skip
+def test_rotation_keeps_the_last_complete_checkpoint_and_the_best(tmp_path, limit, best, kept):
+    make_checkpoints(tmp_path, *(f"checkpoint-{step}" for step in (2, 4, 9, 10)))
+    rotate(tmp_path, limit, best and f"elsewhere/checkpoint-{best}")
+    assert left(tmp_path) == [f"checkpoint-{step}" for step in kept]
 
 
 def test_a_model_is_known_by_its_weights_and_by_nothing_beside_them(tmp_path):

@@ -346,6 +346,7 @@ def test_ranks_resume_bit_equal_with_a_critic_and_end_once(launched, tmp_path):
     resumed, ended = ([run.replace("-ppo-", f"-{what}-") for run in runs] for what in ("resume", "end"))
     for run in runs:
         shutil.copytree(launched(run)[0], tmp_path / run)
+        shutil.rmtree(tmp_path / run / "run" / "checkpoint-5")
     launch("distributed_worker.py", resumed + ended, tmp_path)
     for run, *again in zip(runs, resumed, ended, strict=True):
         _, (result, _), (weights, _) = launched(run)

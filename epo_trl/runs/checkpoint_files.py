@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def step_of(path: str | os.PathLike[str]) -> int:
 def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """Returns the newest complete checkpoint in a run's output folder, or `None`."""
     return next((str(path) for path in reversed(checkpoints(folder)) if is_complete(path)), None)
+
+
+def rotate(folder: str | os.PathLike[str], limit: int | None, best: str | None) -> None:
+    """Deletes the oldest complete checkpoints until `limit` are left, but neither the last nor the best one.
+
+    transformers would take an incomplete one, left by a kill, for the last. A limit of `None` or 0 keeps all.
+    """
+    complete = [path for path in checkpoints(folder) if is_complete(path)]
+    spare = [path for path in complete[:-1] if step_of(path) != step_of(best or "")]
+    for path in spare[: max(0, len(complete) - limit)] if limit else ():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def what_model(name: str) -> str:

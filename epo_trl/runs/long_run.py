@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from transformers.trainer import Trainer
-from transformers.trainer_utils import rotate_checkpoints
 
 from epo_trl.errors import InputError
 from epo_trl.runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigterm, adapt_state, log_in_output_dir
-from epo_trl.runs.checkpoint_files import FINISHED, STATE_FILE, flush, is_complete, last_checkpoint
+from epo_trl.runs.checkpoint_files import FINISHED, STATE_FILE, flush, is_complete, last_checkpoint, rotate
 from epo_trl.runs.run_lock import on_main_process, run_lock
 from epo_trl.runs.run_settings import (
     check_deepspeed_runs,
@@ -242,7 +241,7 @@ class LongRun(Trainer):
         if self.args.should_save:
             flush(folder)
             write_state(os.path.join(folder, STATE_FILE), self._run_state())
-            rotate_checkpoints(self.args.output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
+            rotate(self.args.output_dir, self.args.save_total_limit, self.state.best_model_checkpoint)
         if self.args.push_to_hub:
             self._push_from_checkpoint(folder)
 
