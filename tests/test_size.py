@@ -8,7 +8,7 @@ import pytest
 from test_layers import PACKAGE, part_of
 
 ROOT = PACKAGE.parent
-LINES = {"core": 20099, "games": 5593, "lab": 4126, "tests": 35447, "docs": 4973}
+LINES = {"core": 20077, "games": 5593, "lab": 4125, "tests": 35399, "docs": 4971}
 
 
 def part_of_the_project(path: Path) -> str:
