@@ -26,7 +26,7 @@ class AddOne(Method):
 class Marked(Method):
     """Marks each token with a number of its own, and looks whether the loss sees it on that token again."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    needs = {Need.SCORES}
 
     def __post_init__(self):
         self.seen: list[tuple[Any, Any, Any]] = []
@@ -83,12 +83,6 @@ class OneReward(Method):
 
 
 @dataclass
-class TooFewRewards(Method):
-    def turn_rewards(self, episode):
-        return [0.0]
-
-
-@dataclass
 class Counter(Method):
     """Counts RL steps, and in the batch in use the tokens that were measured."""
 
@@ -127,25 +121,18 @@ class Broken(Method):
 
 @dataclass
 class Carded(Method):
-    card: ClassVar[str] = "a bonus of {scale:g}, $\\beta_{k}$"
+    card = "a bonus of {scale:g}, $\\beta_{k}$"
     scale: ClassVar[float] = 0.5
 
 
 @dataclass
 class Recarded(Carded):
-    card: ClassVar[str] = "a bonus of {scale:g}"
-
-
-@dataclass
-class Demanding(Method):
-    config_fields: ClassVar[tuple[str, ...]] = ("nothing",)
-
-    nothing: int = 0
+    card = "a bonus of {scale:g}"
 
 
 @dataclass
 class Grouped(Method):
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
+    needs = {Need.GROUPS}
 
 
 class NoDataclass(Method):

@@ -164,5 +164,5 @@ def test_a_model_card_tells_variants_apart():
     kinds = (EPO, EPOBase, EPODecay, EPOConstantBeta, EPOSecondVersion, TurnBand)
     assert len({kind.variant for kind in kinds}) == 6
     paper = "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)"
-    text = EPOBase(epo_lambda=0.5).model_card_text()
-    assert text == f"{paper} (EPO-Base: without smoothing), weight 0.5" and not EPO(epo_lambda=0.0).model_card_text()
+    text = EPOBase(epo_lambda=0.5).card
+    assert text == f"{paper} (EPO-Base: without smoothing), weight 0.5" and not EPO(epo_lambda=0.0).card

@@ -10,7 +10,7 @@ from trainer_kit import GROUP, ROWS, catch_step, difference, largest, make_confi
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.toy import ToySuite
-from epo_trl.methods import Method, Need, build_methods
+from epo_trl.methods import Method, Methods, Need, build_methods
 from epo_trl.methods.registry import load_class
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
@@ -128,7 +128,8 @@ def test_what_it_needs_is_asked_for(tmp_path, name):
 @pytest.mark.parametrize("name", CASES)
 def test_its_text_in_the_model_card_has_its_settings(tmp_path, name):
     method = method_of(tmp_path, name)
-    assert method.model_card_text() not in (type(method).__name__, "") and "{" not in method.model_card_text()
+    text = Methods({name: method}, 3).model_card_text()
+    assert text not in (type(method).__name__, "") and "{" not in text
 
 
 @pytest.fixture(scope="module")

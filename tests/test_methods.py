@@ -50,14 +50,13 @@ def named(method):
         ({"credit": "gippo"}, "credit: expected 'grpo', 'gigpo', .*or 'module:Class' for your own, got 'gippo'$"),
         ({"credit": "epo"}, r"credit: .*\('epo' belongs to entropy_method\), got 'epo'"),
         ({"credit": "turn"}, "credit: .*got 'turn', which needs a critic, but this trainer has none"),
-        ({"credit": named("Double")}, "credit: expected .* overrides `credit`, got 'method_examples:Double'"),
+        ({"credit": named("Double")}, r"credit: expected 'method_examples:Double' alone .* got \[\]"),
         ({"entropy_method": ["epo", "nothing"]}, "entropy_method: expected 'epo'.*got 'nothing'"),
         ({"entropy_method": ["epo", "epo"]}, "entropy_method: expected each method once, got 'epo' twice"),
         ({"credit": ["grpo"]}, r"credit: expected 'grpo', .*, got \['grpo'\]"),
         ({"entropy_method": {"ea": {}}}, "entropy_method: expected a name or a list of names, got {'ea': {}}"),
         ({"entropy_method": 3}, "entropy_method: expected a name or a list of names, got 3"),
-        ({"entropy_method": [3]}, r"entropy_method: expected a name or a list of names.*got \[3\]"),
-        ({"policy_method": "epo_trl.methods.grpo:GRPO"}, "credit: expected one .*, got 'grpo' and 'epo_trl"),
+        ({"policy_method": "epo_trl.methods.grpo:GRPO"}, "credit: expected 'grpo' alone .*'epo_trl"),
         ({"policy_method": "nowhere:X"}, "policy_method: .*got 'nowhere:X', which cannot be imported .*ModuleNotFound"),
         ({"policy_method": "json:Nothing"}, "policy_method: .*got 'json:Nothing', which cannot .*Attribute"),
         ({"policy_method": "json:JSONDecoder"}, "expected a dataclass that derives from epo_trl.methods.Method"),
@@ -66,23 +65,18 @@ def named(method):
         ({"method_kwargs": {"epo": {"kappa_low": 1}}}, "method_kwargs: expected no epo.kappa_low, which is a field"),
         ({"method_kwargs": {"grpo": {"size": 1}}}, r"method_kwargs: expected one of \[\] for 'grpo', got 'size'"),
         ({"method_kwargs": {"grpo": 1}}, "method_kwargs: expected a mapping .* for 'grpo', got 1"),
-        ({"method_kwargs": "no mapping"}, "method_kwargs: expected a mapping.*got 'no mapping'"),
         (
             {"policy_method": named("OneReward"), "method_kwargs": {named("OneReward"): {"scale": -1}}},
             "method_kwargs, 'method_examples:OneReward': scale: expected a number > 0.*got -1",
         ),
-        ({"entropy_method": "ea", "method_kwargs": {"ea": {"alpha": "much"}}}, "a number for ea.alpha, got 'much'"),
-        ({"entropy_method": "ea", "method_kwargs": {"ea": {"alpha": True}}}, "a number for ea.alpha, got True"),
-        ({"credit": "gigpo", "method_kwargs": {"gigpo": {"scale": 1}}}, "true or false for gigpo.scale, got 1"),
-        ({"entropy_method": "adaptive"}, "method_kwargs: expected target for 'adaptive', got {}"),
+        ({"entropy_method": "ea", "method_kwargs": {"ea": {"alpha": "much"}}}, "'ea': alpha: .*got 'much'"),
+        ({"entropy_method": "adaptive"}, "method_kwargs, 'adaptive': missing a required argument: 'target'"),
         ({"policy_method": "gspo", "beta": 0.1}, "beta: .*got 0.1, .* the ratio of"),
         ({"policy_method": "gspo", "loss_type": "cispo"}, "loss_type: .*got 'cispo', .* the ratio"),
         (
             {"policy_method": "gspo", "importance_sampling_level": "sequence"},
             "importance_sampling_level: .*got 'sequence', .* the ratio",
         ),
-        ({"policy_method": named("Demanding")}, "policy_method: expected a method of this trainer.* reads nothing$"),
-        ({"policy_method": named("Carded")}, "Carded: expected a card with its settings in braces, got 'a bonus.*{k}"),
         ({"policy_method": named("Stubborn"), "temperature": 0.7}, "temperature: expected 1 with Stubborn, got 0.7"),
         ({"max_resamples": -1}, "max_resamples: expected .*>= 0.*got -1"),
     ],
@@ -114,9 +108,11 @@ def test_a_bug_in_a_method_of_ones_own_is_no_error_of_the_configuration(tmp_path
         make_config(tmp_path, policy_method=named("Broken"))
 
 
-def test_a_card_may_name_a_setting_of_the_class(tmp_path):
+def test_a_card_names_settings_of_the_class_and_a_wrong_name_fails_before_the_run(tmp_path):
     args = make_config(tmp_path, entropy_method=[named("Recarded")])
     assert build_methods(args, critic=False).model_card_text().endswith(" and a bonus of 0.5")
+    with pytest.raises(KeyError, match="k"):
+        make_config(tmp_path, policy_method=named("Carded"))
 
 
 @pytest.mark.parametrize("method", [named("KeepNothing"), "variance-filter"])
@@ -227,12 +223,6 @@ def test_rewards_of_turns_reach_credit_and_critic_and_the_log_keeps_the_rollouts
     assert torch.equal(batches[0].turn_rewards, rewards) and rewards.abs().max() == 20
     usable = [e.total_reward for e in episodes if e.is_usable]
     assert logged(trainer, "env/return") == [pytest.approx(sum(usable) / len(usable))]
-
-
-def test_rewards_that_do_not_fit_the_turns_are_refused(tmp_path):
-    trainer = trainer_of(tmp_path, policy_method=named("TooFewRewards"))
-    with pytest.raises(ValueError, match="method_examples:TooFewRewards: expected 3 rewards, one per turn, got 1"):
-        trainer.train()
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -1e300, 1e13])
@@ -401,7 +391,7 @@ def test_a_method_does_nothing_by_itself():
     assert Method().modify_advantages(x, None).advantages is x and Method().ratio(x, x, None, None) is x
     assert Method().turn_rewards(None) is None and Method().select([]) == [] and Method().loss(None) is None
     assert Method().end_rl_step(None) == Method().state_dict() == {}
-    assert Method().model_card_text() == "Method"
+    assert Method().card == "Method"
 
 
 def test_a_tally_of_numbers_and_tensors_is_kept_on_the_tensors_device():

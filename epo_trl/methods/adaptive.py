@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ class AdaptiveEntropy(Method):
             own adaptive bonus uses 1.
     """
 
-    card: ClassVar[str] = "[adaptive entropy control](https://arxiv.org/abs/2505.22312), target {target:g}"
+    card = "[adaptive entropy control](https://arxiv.org/abs/2505.22312), target {target:g}"
 
     target: NonNegative
     delta: NonNegative = 0.005

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,8 +24,8 @@ class AEM(Method):
         temperature: T. The paper uses 1. With 0 all weights are 1.
     """
 
-    card: ClassVar[str] = "[AEM, adaptive entropy modulation](https://arxiv.org/abs/2605.00425), T {temperature:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    card = "[AEM, adaptive entropy modulation](https://arxiv.org/abs/2605.00425), T {temperature:g}"
+    needs = {Need.SCORES}
 
     temperature: NonNegative = 1.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,9 +32,9 @@ class AEPO(Method):
         epsilon_high: TRL's field; `None` means `epsilon`.
     """
 
-    card: ClassVar[str] = "[AEPO](https://arxiv.org/abs/2510.14545) without its branching rollout, alpha {alpha:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
-    config_fields: ClassVar[tuple[str, ...]] = ("epsilon", "epsilon_high")
+    card = "[AEPO](https://arxiv.org/abs/2510.14545) without its branching rollout, alpha {alpha:g}"
+    needs = {Need.SCORES}
+    config_fields = ("epsilon", "epsilon_high")
 
     alpha: NonNegative = 0.2
     keep_clipped: bool = True

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev, stdev
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from epo_trl.bounds import Count, NonNegative, OneOf
 from epo_trl.errors import InputError
@@ -32,7 +32,7 @@ class Anchored(Method):
             first turns compare all that they have.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
+    needs = {Need.GROUPS, Need.TURN_REWARDS}
 
     anchor: Annotated[str, OneOf(("observation", "state"))] = "observation"
     anchor_turns: Count = 1

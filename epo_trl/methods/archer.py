@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,9 +33,9 @@ class ArCHer(CriticSettings, Method):
             is not stored, because its next state is unknown.
     """
 
-    card: ClassVar[str] = "[ArCHer](https://arxiv.org/abs/2402.19446)"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.FEATURES, Need.TURN_REWARDS})
-    config_fields: ClassVar[tuple[str, ...]] = ("seed",)
+    card = "[ArCHer](https://arxiv.org/abs/2402.19446)"
+    needs = {Need.FEATURES, Need.TURN_REWARDS}
+    config_fields = ("seed",)
 
     warmup_rl_steps: CountOrZero = 0
     cut_ends: bool = True

@@ -8,8 +8,7 @@ Second, batch statistics are computed once at collection, over all episodes and 
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -321,7 +320,7 @@ class Method:
     Attributes:
         needs: Inputs that the method requires.
         config_fields: Settings that are fields of the trainer's configuration, under the same names.
-        card: Text of the model card, in Markdown, with settings in braces; `""` gives the name of the class.
+        card: Text of the model card, in Markdown, with settings in braces; `""` for no text.
         statistics: Statistics of the policy's LM head when a batch is collected, with `Need.SCORES`, by name.
         loss_statistics: The same in the loss, with gradient.
         reference_statistics: The same of the reference policy when a batch is collected. Integers are token ids, padded
@@ -330,20 +329,18 @@ class Method:
         token_weight: Above 0, with `Need.VALUES`, if tokens but the first of a turn have values of a second head.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset()
+    needs: ClassVar[Set[Need]] = frozenset()
     config_fields: ClassVar[tuple[str, ...]] = ()
-    card: ClassVar[str] = ""
     tally: Tally = Tally()
     token_weight: float = 0.0
 
     def __post_init__(self) -> None:
         check_bounds(self)
 
-    def model_card_text(self) -> str:
-        """Returns `card` with the settings filled in. A method that returns `""` is not in the model card."""
-        if not self.card:
-            return type(self).__name__
-        return self.card.format_map(ChainMap(vars(self), *map(vars, type(self).__mro__)))  # type: ignore[arg-type]
+    @property
+    def card(self) -> str:
+        """The name of the class."""
+        return type(self).__name__
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,9 +53,9 @@ class ClipCov(Method):
         seed: Seed of the run.
     """
 
-    card: ClassVar[str] = "[Clip-Cov](https://arxiv.org/abs/2505.22617), share {share:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
-    config_fields: ClassVar[tuple[str, ...]] = ("seed",)
+    card = "[Clip-Cov](https://arxiv.org/abs/2505.22617), share {share:g}"
+    needs = {Need.SCORES}
+    config_fields = ("seed",)
 
     share: Share = 2e-4
     low: float = 1.0
@@ -104,8 +104,8 @@ class KLCov(Method):
         coefficient: Weight of the penalty. The paper uses 1.
     """
 
-    card: ClassVar[str] = "[KL-Cov](https://arxiv.org/abs/2505.22617), share {share:g}, coefficient {coefficient:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    card = "[KL-Cov](https://arxiv.org/abs/2505.22617), share {share:g}, coefficient {coefficient:g}"
+    needs = {Need.SCORES}
 
     share: Share = 2e-3
     coefficient: NonNegative = 1.0

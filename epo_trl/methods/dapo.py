@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from epo_trl.bounds import NonNegative, OneOf, PositiveShare
 from epo_trl.methods.base import Group, Method, Need, Selection, StepSummary, Tally
@@ -32,9 +32,9 @@ class DAPO(Method):
         overlong_penalty: Largest penalty. The paper uses 1, with 1 for success and -1 for failure. 0 disables it.
     """
 
-    card: ClassVar[str] = "the dynamic sampling and overlong shaping of [DAPO](https://arxiv.org/abs/2503.14476)"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
-    config_fields: ClassVar[tuple[str, ...]] = ("max_completion_length",)
+    card = "the dynamic sampling and overlong shaping of [DAPO](https://arxiv.org/abs/2503.14476)"
+    needs = {Need.GROUPS}
+    config_fields = ("max_completion_length",)
 
     max_completion_length: int
     outcome: Annotated[str, OneOf(("won", "return"))] = "won"

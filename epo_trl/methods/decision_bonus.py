@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,8 +30,8 @@ class DecisionBonus(Method):
         end_weight: Weight at the last RL step; `None` with a constant schedule.
     """
 
-    card: ClassVar[str] = "an entropy bonus on decision tokens, weight {weight:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    card = "an entropy bonus on decision tokens, weight {weight:g}"
+    needs = {Need.SCORES}
 
     weight: NonNegative
     threshold: NonNegative | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -23,8 +23,8 @@ class EntropyAdvantage(Method):
         kappa: Bound of the bonus relative to the advantage. The paper uses 2.
     """
 
-    card: ClassVar[str] = "[entropy-based advantages](https://arxiv.org/abs/2506.14758), alpha {alpha:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    card = "[entropy-based advantages](https://arxiv.org/abs/2506.14758), alpha {alpha:g}"
+    needs = {Need.SCORES}
 
     alpha: NonNegative = 0.4
     kappa: Annotated[float, Range(above=1)] = 2.0

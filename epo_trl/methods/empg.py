@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,10 +28,8 @@ class EMPG(Method):
             over the turns of the whole batch.
     """
 
-    card: ClassVar[str] = (
-        "[EMPG, entropy-modulated policy gradients](https://arxiv.org/abs/2509.09265), k {k:g}, zeta {zeta:g}"
-    )
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES, Need.GROUPS})
+    card = "[EMPG, entropy-modulated policy gradients](https://arxiv.org/abs/2509.09265), k {k:g}, zeta {zeta:g}"
+    needs = {Need.SCORES, Need.GROUPS}
 
     k: NonNegative = 1.0
     zeta: NonNegative = 0.05

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -31,11 +30,11 @@ class Entrocraft(Method):
         high_end: Upper edge at the last RL step. The authors use 0.5.
     """
 
-    card: ClassVar[str] = (
+    card = (
         "[Entrocraft](https://arxiv.org/abs/2604.26326), entropy from [{low_start:g}, {high_start:g}] to "
         "[{low_end:g}, {high_end:g}]"
     )
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    needs = {Need.SCORES}
 
     low_start: float = 0.6
     low_end: float = 0.4

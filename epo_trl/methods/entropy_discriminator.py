@@ -8,7 +8,6 @@ tokens at collection, over all ranks, and set their advantage to 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -48,8 +47,8 @@ class ClipB(Method):
         mu: Number of standard deviations below the mean from which a token is removed. The authors use 2.5.
     """
 
-    card: ClassVar[str] = "[Clip_B](https://arxiv.org/abs/2602.03392), mu {mu:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    card = "[Clip_B](https://arxiv.org/abs/2602.03392), mu {mu:g}"
+    needs = {Need.SCORES}
 
     mu: NonNegative = 2.5
 
@@ -76,8 +75,8 @@ class ClipV(Method):
         max_share: Largest fraction of the batch's tokens to remove. The authors use 1e-4. 0 removes none.
     """
 
-    card: ClassVar[str] = "[Clip_V](https://arxiv.org/abs/2602.03392), mu {mu:g}, at most {max_share:g} of the tokens"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    card = "[Clip_V](https://arxiv.org/abs/2602.03392), mu {mu:g}, at most {max_share:g} of the tokens"
+    needs = {Need.SCORES}
     statistics = {"mean": lambda head, _: head.map(mean_discriminator)}
 
     mu: NonNegative = 8.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -29,6 +29,10 @@ class EntropyMeter:
         self.max_turns = max_turns
         self.clear()
 
+    def clear(self) -> None:
+        """Resets the sums. Rows: sums and counts. Columns: the parts, then the turn indices."""
+        self.sums = torch.zeros(2, len(_PARTS) + self.max_turns, dtype=torch.float64)
+
     @torch.no_grad()
     def add(self, entropy: Tensor, turn_ids: Tensor, response_mask: Tensor) -> None:
         """Adds a micro-batch.
@@ -38,7 +42,7 @@ class EntropyMeter:
             turn_ids: (B, T) turn of each token.
             response_mask: (B, T), 1 on the tokens that count.
         """
-        self._sums = self._sums.to(entropy.device)
+        self.sums = self.sums.to(entropy.device)
         mask = response_mask.bool()
         turns = torch.where(mask, turn_ids, -1)
         number = turns.amax(1, keepdim=True) + 1
@@ -47,40 +51,22 @@ class EntropyMeter:
         thirds = (mask & (third == i) for i in range(3))
         # Only masks, no indices: finding where a mask is true would synchronise with the device.
         parts = torch.stack([mask, early, mask & ~early, *thirds, *_edge_masks(turns, mask)]).flatten(1)
-        values = torch.where(mask, entropy, 0.0).to(self._sums.dtype).flatten()
-        self._sums[:, : len(_PARTS)] += torch.stack([torch.where(parts, values, 0.0).sum(1), parts.sum(1)])
+        values = torch.where(mask, entropy, 0.0).to(self.sums.dtype).flatten()
+        self.sums[:, : len(_PARTS)] += torch.stack([torch.where(parts, values, 0.0).sum(1), parts.sum(1)])
         index = turns.clamp(min=0, max=self.max_turns - 1).long().flatten() + len(_PARTS)
-        self._sums.index_add_(1, index, torch.stack([values, mask.flatten().to(values.dtype)]))
+        self.sums.index_add_(1, index, torch.stack([values, mask.flatten().to(values.dtype)]))
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Returns the sums so far."""
-        return {"sums": self._sums}
+    def take(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> tuple[dict[str, float], dict[int, float]]:
+        """Returns mean entropies in nats over all ranks, and resets the sums. Collective.
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replaces the sums with saved ones."""
-        self._sums = state["sums"]
-
-    def reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Replaces the sums with those over all ranks. Collective."""
-        self._sums = sum_over_ranks(self._sums)
-
-    def clear(self) -> None:
-        """Resets the sums."""
-        # Rows: sums and counts. Columns: the parts, then the turn indices.
-        self._sums = torch.zeros(2, len(_PARTS) + self.max_turns, dtype=torch.float64)
-
-    def means(self) -> dict[str, float]:
-        """Returns the mean entropy of each part that has tokens, in nats; `"all_tokens"` is the token-level mean."""
-        return {p: v for p, v in zip(_PARTS, self._ratio(0, len(_PARTS)), strict=True) if v is not None}
-
-    def turn_means(self) -> dict[int, float]:
-        """Returns the mean entropy of each turn index that has tokens, in nats."""
-        values = self._ratio(len(_PARTS), self._sums.shape[1])
-        return {turn: value for turn, value in enumerate(values) if value is not None}
-
-    def _ratio(self, start: int, end: int) -> list[float | None]:
-        sums, counts = self._sums[:, start:end].tolist()
-        return [s / c if c else None for s, c in zip(sums, counts, strict=True)]
+        The first are those of the parts, `"all_tokens"` being the token-level mean; the second those of the turn
+        indices. Parts and turns without tokens are left out.
+        """
+        sums, counts = sum_over_ranks(self.sums).tolist()
+        self.clear()
+        means = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
+        parts, turns = zip(_PARTS, means, strict=False), enumerate(means[len(_PARTS) :])
+        return {p: mean for p, mean in parts if mean is not None}, {t: mean for t, mean in turns if mean is not None}
 
 
 def _edge_masks(turns: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ class EPO(Method):
         "epo_lambda", "smoothing_alpha", "smoothing_beta_start", "smoothing_beta_end", "smoothing_decay", "kappa_low",
         "kappa_high", "smoothing_penalty", "entropy_history", "entropy_history_window",
     )  # fmt: skip
-    variant: ClassVar[str] = ""  # suffix of the name in a model card
+    variant = ""  # suffix of the name in a model card
 
     epo_lambda: float = 0.001
     smoothing_alpha: float = 0.1
@@ -44,8 +44,9 @@ class EPO(Method):
         self.history = EntropyHistory(per=self.entropy_history, window=self.entropy_history_window)
         self.tally = Tally("below", "inside", "above", "bonus", "penalty", "observed")
 
-    def model_card_text(self) -> str:
-        """Returns the method's name, its paper and lambda."""
+    @property
+    def card(self) -> str:
+        """The method's name, its paper and lambda."""
         paper = "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)"
         return f"{paper}{self.variant}, weight {self.epo_lambda:g}" if self.epo_lambda else ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ class EPOBase(EPO):
     The band settings only affect the logged metrics.
     """
 
-    variant: ClassVar[str] = " (EPO-Base: without smoothing)"
+    variant = " (EPO-Base: without smoothing)"
 
     def beta(self, rl_step: int, total_rl_steps: int) -> float:
         """Returns 0."""
@@ -41,8 +41,8 @@ class EPODecay(EPOBase):
         schedule: `"linear"` or `"cosine"`.
     """
 
-    config_fields: ClassVar[tuple[str, ...]] = (*EPO.config_fields, "max_turns")
-    variant: ClassVar[str] = " (EPO-Decay: without smoothing, with a falling weight)"
+    config_fields = (*EPO.config_fields, "max_turns")
+    variant = " (EPO-Decay: without smoothing, with a falling weight)"
 
     max_turns: int
     over: Annotated[str, OneOf(("training", "turns"))]
@@ -80,7 +80,7 @@ class EPOConstantBeta(EPO):
         beta_k: Weight of the smoothing term.
     """
 
-    variant: ClassVar[str] = " with a constant beta"
+    variant = " with a constant beta"
 
     beta_k: NonNegative
 
@@ -97,7 +97,7 @@ class EPOSecondVersion(EPO):
     `smoothing_beta_end` is ignored.
     """
 
-    variant: ClassVar[str] = " with the schedule of its second version"
+    variant = " with the schedule of its second version"
 
     def beta(self, rl_step: int, total_rl_steps: int) -> float:
         """Returns beta_k of the second version."""
@@ -113,7 +113,7 @@ class TurnBand(EPO):
     it follows a question of the EPO paper's reviewers. There are no published values.
     """
 
-    variant: ClassVar[str] = " with its band on turns"
+    variant = " with its band on turns"
 
     def _banded(self, micro: MicroBatch) -> Tensor:
         return turn_means(micro.entropy, micro.turn_ids, micro.mask)

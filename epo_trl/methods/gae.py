@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,9 +16,9 @@ from epo_trl.objectives.gae import generalized_advantages, rewards_to_go, turn_e
 class _GAE(Method):
     """Base class. The settings are the fields of `EPOPPOConfig` with the same names."""
 
-    card: ClassVar[str] = "[PPO](https://arxiv.org/abs/1707.06347) with a critic"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.VALUES})
-    config_fields: ClassVar[tuple[str, ...]] = ("gamma", "gae_lambda")
+    card = "[PPO](https://arxiv.org/abs/1707.06347) with a critic"
+    needs = {Need.VALUES}
+    config_fields = ("gamma", "gae_lambda")
 
     gamma: float = 1.0
     gae_lambda: float = 1.0

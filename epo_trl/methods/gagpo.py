@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar
 
 from epo_trl.bounds import Share
 from epo_trl.methods.anchors import Anchored, compare_by_key, sample_deviation
@@ -29,7 +28,7 @@ class GAGPO(Anchored):
         gae_lambda: Lambda of GAE.
     """
 
-    card: ClassVar[str] = "[GAGPO](https://arxiv.org/abs/2605.13217), lambda {gae_lambda:g}"
+    card = "[GAGPO](https://arxiv.org/abs/2605.13217), lambda {gae_lambda:g}"
 
     gamma: Share = 0.95
     gae_lambda: Share = 0.95

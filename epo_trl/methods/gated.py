@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from epo_trl.bounds import Finite, NonNegative
 from epo_trl.errors import InputError
@@ -26,7 +26,7 @@ class Gated(GRPO):
         weight: Factor on the environment's own rewards.
     """
 
-    card: ClassVar[str] = "[gated rewards](https://arxiv.org/abs/2508.10548) above {threshold:g}, weight {weight:g}"
+    card = "[gated rewards](https://arxiv.org/abs/2508.10548) above {threshold:g}, weight {weight:g}"
 
     threshold: Finite
     weight: NonNegative

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from epo_trl.bounds import Share
 from epo_trl.methods.anchors import EpisodeAndTurn, compare_by_key, largest_reward_sum, sample_deviation
@@ -30,7 +29,7 @@ class GiGPO(EpisodeAndTurn):
             default of the authors' code, `mean_norm`, does not divide.
     """
 
-    card: ClassVar[str] = "[GiGPO](https://arxiv.org/abs/2505.10978)"
+    card = "[GiGPO](https://arxiv.org/abs/2505.10978)"
 
     gamma: Share = 0.95
     scale: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from epo_trl.bounds import Range
 from epo_trl.methods.anchors import EpisodeAndTurn, compare_by_key, sample_deviation
@@ -34,7 +34,7 @@ class GraphGPO(EpisodeAndTurn):
         step_weight: Weight of `A_G`. The authors' code uses 1.
     """
 
-    card: ClassVar[str] = "[GraphGPO](https://arxiv.org/abs/2605.26684), omega {omega:g}"
+    card = "[GraphGPO](https://arxiv.org/abs/2605.26684), omega {omega:g}"
 
     omega: Annotated[float, Range(above=0, below=1)] = 0.1
 

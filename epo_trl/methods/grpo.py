@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from epo_trl.methods.base import Batch, Credit, Method, Need
 
@@ -12,8 +11,8 @@ from epo_trl.methods.base import Batch, Credit, Method, Need
 class GRPO(Method):
     """Assigns the episode's group-relative advantage to each of its tokens."""
 
-    card: ClassVar[str] = "[GRPO](https://arxiv.org/abs/2402.03300)"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
+    card = "[GRPO](https://arxiv.org/abs/2402.03300)"
+    needs = {Need.GROUPS}
 
     def credit(self, batch: Batch) -> Credit:
         """Returns TRL's advantages, equal for all tokens of an episode."""

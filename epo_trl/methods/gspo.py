@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ class TurnGSPO(Method):
     otherwise each token keeps its own.
     """
 
-    card: ClassVar[str] = "[GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn"
+    card = "[GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn"
 
     def check(self, args: Any) -> None:
         """Warns if every ratio is 1 because each batch gets only one update."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from epo_trl.bounds import Count, Finite, Share
 from epo_trl.methods.anchors import Anchored, compare_by_key, largest_reward_sum, population_deviation
@@ -27,7 +26,7 @@ class HGPO(Anchored):
         scale: Whether to divide `A_k` by the standard deviation of its group. True in the paper's runs.
     """
 
-    card: ClassVar[str] = "[HGPO](https://arxiv.org/abs/2602.22817), up to {anchor_turns} observations"
+    card = "[HGPO](https://arxiv.org/abs/2602.22817), up to {anchor_turns} observations"
 
     anchor_turns: Count = 3
     gamma: Share = 0.95

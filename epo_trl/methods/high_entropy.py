@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -24,8 +24,8 @@ class HighEntropy(Method):
         share: Fraction of the tokens with a policy gradient. The paper uses 0.2. 1 keeps all.
     """
 
-    card: ClassVar[str] = "[high-entropy tokens](https://arxiv.org/abs/2506.01939) alone, share {share:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    card = "[high-entropy tokens](https://arxiv.org/abs/2506.01939) alone, share {share:g}"
+    needs = {Need.SCORES}
 
     share: PositiveShare = 0.2
 

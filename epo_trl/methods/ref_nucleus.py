@@ -42,8 +42,9 @@ class ReferenceNucleus(Method):
         check_schedule(self.schedule, self.end_weight)
         self.tally = Tally("choices", "forced", "nucleus_entropy", "choice_entropy", "forced_entropy")
 
-    def model_card_text(self) -> str:
-        """Returns the method and its settings."""
+    @property
+    def card(self) -> str:
+        """The method and its settings."""
         end = "" if self.end_weight is None else f" to {self.end_weight:g}"
         return f"an entropy bonus over the reference nucleus (above {self.cut:g}), weight {self.weight:g}{end}"
 

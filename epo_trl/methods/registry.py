@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
-from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from epo_trl.errors import InputError
@@ -74,10 +74,8 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
         critic: Whether the trainer has a critic.
 
     Raises:
-        ValueError: If a name or a setting is unknown, a required input is missing, or methods are incompatible.
+        InputError: If a name or a setting is unknown, a required input is missing, or methods are incompatible.
     """
-    if not isinstance(args.method_kwargs, dict):
-        raise InputError(f"method_kwargs: expected a mapping from method to its settings, got {args.method_kwargs!r}")
     named = {"credit": [args.credit], "entropy_method": args.entropy_method, "policy_method": args.policy_method}
     made: dict[str, Method] = {}
     for slot, names in named.items():
@@ -86,62 +84,42 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
             if name in made:
                 raise InputError(f"{slot}: expected each method once, got {name!r} twice")
             _check_needs(slot, name, method_class, args, critic)
-            made[name] = _build(slot, name, method_class, args)
+            made[name] = _build(name, method_class, args)
     for name in args.method_kwargs:
         if name not in made:
             raise InputError(f"method_kwargs: expected settings of {list(made)}, got settings of {name!r}, not in use")
     methods = Methods(made, args.max_turns)
-    _check_kinds(methods, args, critic)
-    _check_reference(methods, args)
-    for name, method in methods.items():
+    _check_together(methods, args, critic)
+    for method in methods.values():
         method.check(args)
-        try:
-            method.model_card_text()
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{name}: expected a card with its settings in braces, got {method.card!r}") from error
+    methods.model_card_text()  # a wrong name in a card fails here, not at the end of the run
     return methods
 
 
-def _build(slot: str, name: str, method_class: type[Any], args: Any) -> Method:
+def _build(name: str, method_class: type[Any], args: Any) -> Method:
     given = args.method_kwargs.get(name, {})
     if not isinstance(given, Mapping):
         raise InputError(f"method_kwargs: expected a mapping from setting to value for {name!r}, got {given!r}")
-    own = {field.name: field for field in fields(method_class) if field.init}
-    for setting in given:
-        if setting in method_class.config_fields:
+    hints, own = get_type_hints(method_class), sorted(field.name for field in fields(method_class) if field.init)
+    settings = {setting: getattr(args, setting) for setting in method_class.config_fields}
+    for setting, value in given.items():
+        if setting in settings:
             raise InputError(
                 f"method_kwargs: expected no {name}.{setting}, which is a field of the configuration. Set {setting}."
             )
         if setting not in own:
-            raise InputError(f"method_kwargs: expected one of {sorted(own)} for {name!r}, got {setting!r}")
-    required = [name for name, field in own.items() if field.default is MISSING and field.default_factory is MISSING]
-    missing = [setting for setting in required if setting not in (*given, *method_class.config_fields)]
-    if missing:
-        raise InputError(f"method_kwargs: expected {', '.join(missing)} for {name!r}, got {dict(given)}")
-    hints = get_type_hints(method_class)
-    given = {setting: _value(f"{name}.{setting}", hints[setting], value) for setting, value in given.items()}
-    absent = [setting for setting in method_class.config_fields if not hasattr(args, setting)]
-    if absent:
-        raise InputError(f"{slot}: expected a method of this trainer, got {name!r}, which reads {', '.join(absent)}")
+            raise InputError(f"method_kwargs: expected one of {own} for {name!r}, got {setting!r}")
+        if isinstance(value, str) and float in (hints[setting], *get_args(hints[setting])):
+            with suppress(ValueError):
+                given = {**given, setting: float(value)}  # YAML parses `1e-3` as a string
     try:
-        return method_class(**{setting: getattr(args, setting) for setting in method_class.config_fields}, **given)
+        signature(method_class).bind(**settings, **given)
+    except TypeError as error:
+        raise InputError(f"method_kwargs, {name!r}: {error}") from error
+    try:
+        return method_class(**settings, **given)
     except ValueError as error:
         raise InputError(f"method_kwargs, {name!r}: {error}" if given else str(error)) from error
-
-
-def _value(name: str, kind: Any, value: Any) -> Any:
-    """Returns the checked value of a setting. Converts strings to numbers, since YAML parses `1e-3` as a string."""
-    if NoneType in get_args(kind) and value is not None:
-        kind = next(option for option in get_args(kind) if option is not NoneType)
-    expected = {float: "a number", int: "an integer", bool: "true or false"}.get(kind)
-    if expected is None or isinstance(value, bool) and kind is bool:
-        return value
-    if isinstance(value, str) and kind is not bool:
-        with suppress(ValueError):
-            value = kind(value)
-    if isinstance(value, bool | str) or kind is bool or not isinstance(value, kind | int):
-        raise InputError(f"method_kwargs: expected {expected} for {name}, got {value!r}")
-    return value
 
 
 def load_class(slot: str, name: str) -> type[Any]:
@@ -179,34 +157,28 @@ def _check_needs(slot: str, name: str, method: type[Method], args: Any, critic: 
         )
 
 
-def _check_kinds(methods: Methods, args: Any, critic: bool) -> None:
-    """Rejects several methods with an exclusive hook, and fields that conflict with a custom ratio."""
-    if args.credit not in methods.overriding("credit"):
-        raise InputError(f"credit: expected a method that overrides `credit`, got {args.credit!r}")
+def _check_together(methods: Methods, args: Any, critic: bool) -> None:
+    """Rejects methods that exclude each other, and fields that conflict with a ratio or a reference policy."""
     if critic and Need.VALUES not in methods[args.credit].needs:
         raise InputError(
             f"credit: expected one that uses the critic of this trainer, got {args.credit!r}. Use EPOConfig and "
             "EPOTrainer, or another credit."
         )
-    variants = [name for name, method in methods.items() if isinstance(method, EPO)]
-    if len(variants) > 1:
-        raise InputError(f"entropy_method: expected one variant of EPO, got {' and '.join(map(repr, variants))}")
-    for hook, slot in (("credit", "credit"), ("ratio", "policy_method")):
-        if len(several := methods.overriding(hook)) > 1:
-            raise InputError(f"{slot}: expected one method with `{hook}`, got {' and '.join(map(repr, several))}")
+    if (credits := methods.overriding("credit")) != [args.credit]:
+        raise InputError(f"credit: expected {args.credit!r} alone to override `credit`, got {credits}")
+    ratios = methods.overriding("ratio")
+    if len(ratios) > 1:
+        raise InputError(f"policy_method: expected one method with `ratio`, got {ratios}")
+    if len(variants := [name for name, method in methods.items() if isinstance(method, EPO)]) > 1:
+        raise InputError(f"entropy_method: expected one variant of EPO, got {variants}")
     clashes = {
-        "beta": (args.beta, 0, "the KL term would use the log-probabilities that the ratio changes"),
-        "importance_sampling_level": (args.importance_sampling_level, "token", "both change the ratio"),
-        "loss_type": (args.loss_type if args.loss_type in ("cispo", "vespo") else "", "", "it has no clipped ratio"),
+        "beta": args.beta != 0,  # the KL term would use the log-probabilities that the ratio changes
+        "importance_sampling_level": args.importance_sampling_level != "token",
+        "loss_type": args.loss_type in ("cispo", "vespo"),  # no clipped ratio
     }
-    for name in methods.overriding("ratio"):
-        for field, (value, neutral, reason) in clashes.items():
-            if value != neutral:
-                raise InputError(f"{field}: got {value!r}, which is incompatible with the ratio of {name!r}: {reason}")
-
-
-def _check_reference(methods: Methods, args: Any) -> None:
-    """Rejects a reference policy that changes during the run."""
+    for field, is_clash in clashes.items():
+        if ratios and is_clash:
+            raise InputError(f"{field}: got {getattr(args, field)!r}, which is incompatible with the ratio of {ratios}")
     if methods.readers_of_reference and args.sync_ref_model:
         raise InputError(
             f"sync_ref_model: expected False with {methods.readers_of_reference[0]!r}, got True: the reference policy "
@@ -216,10 +188,6 @@ def _check_reference(methods: Methods, args: Any) -> None:
 
 def as_names(slot: str, given: str | Sequence[str] | None) -> list[str]:
     """Returns the value of a field, one name or several, as a list."""
-    if given is None:
-        return []
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+    if given is not None and not isinstance(given, str | list | tuple):
         raise InputError(f"{slot}: expected a name or a list of names, got {given!r}")
-    return list(given)
+    return [given] if isinstance(given, str) else list(given or ())

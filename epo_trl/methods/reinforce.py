@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -20,8 +19,8 @@ class RLOO(Method):
     have those of a group whose R are equal up to rounding.
     """
 
-    card: ClassVar[str] = "[RLOO](https://arxiv.org/abs/2402.14740)"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
+    card = "[RLOO](https://arxiv.org/abs/2402.14740)"
+    needs = {Need.GROUPS, Need.TURN_REWARDS}
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per episode."""
@@ -39,12 +38,13 @@ class ReinforcePlusPlus(Method):
         baseline: Whether to subtract the mean R of the task's episodes first ("REINFORCE++-baseline").
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TURN_REWARDS})
+    needs = {Need.TURN_REWARDS}
 
     baseline: bool = True
 
-    def model_card_text(self) -> str:
-        """Returns the method's name and its paper."""
+    @property
+    def card(self) -> str:
+        """The method's name and its paper."""
         return f"[REINFORCE++{'-baseline' * self.baseline}](https://arxiv.org/abs/2501.03262)"
 
     def credit(self, batch: Batch) -> Credit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from epo_trl.bounds import NonNegative, Share
 from epo_trl.errors import InputError
@@ -40,8 +40,8 @@ class RLVMR(GRPO):
             turns already incur the rollout's invalid-action penalty.
     """
 
-    card: ClassVar[str] = "[RLVMR](https://arxiv.org/abs/2507.22844), alpha {alpha:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS, Need.TURN_REWARDS})
+    card = "[RLVMR](https://arxiv.org/abs/2507.22844), alpha {alpha:g}"
+    needs = {Need.GROUPS, Need.TURN_REWARDS}
 
     alpha: Share = 0.5
     format_penalty: NonNegative = 0.1

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -96,8 +96,8 @@ class SIREN(Method):
         anchor: Target of Hbar in nats; defaults to Hbar of the first RL step.
     """
 
-    card: ClassVar[str] = "[SIREN](https://arxiv.org/abs/2509.25133), weight {weight:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    card = "[SIREN](https://arxiv.org/abs/2509.25133), weight {weight:g}"
+    needs = {Need.SCORES}
 
     weight: NonNegative = 0.005
     top_p: PositiveShare = 0.8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -10,7 +11,18 @@ import torch
 from torch import Tensor
 
 from epo_trl.errors import InputError
-from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch, Need, Selection, Statistic, StepSummary
+from epo_trl.methods.base import (
+    Batch,
+    Comm,
+    Credit,
+    Group,
+    Method,
+    MicroBatch,
+    Need,
+    Selection,
+    Statistic,
+    StepSummary,
+)
 from epo_trl.methods.entropy_meter import EntropyMeter
 from epo_trl.types import LARGEST_REWARD, Episode
 
@@ -18,13 +30,9 @@ Annotations = Mapping[str, Mapping[str, Tensor]]  # (B, T, ...) token annotation
 MarkedStatistic = tuple[Statistic, Mapping[str, Tensor]]  # with its method's (B, T, ...) token annotations
 
 
-def _key(method: str, name: str) -> str:
-    return f"{method}/{name}"
-
-
 def _own(method: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a method, without its name in their keys."""
-    prefix = _key(method, "")
+    prefix = f"{method}/"
     return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
 
 
@@ -56,31 +64,35 @@ class Methods(dict[str, Method]):
         """Names of the methods that use the reference policy."""
         return [name for name, method in self.items() if Need.FEATURES in method.needs or method.reference_statistics]
 
-    def statistics(self) -> dict[str, MarkedStatistic]:
-        """Returns the statistics of the policy's LM head when a batch is collected."""
-        return {_key(name, key): (x, {}) for name, method in self.items() for key, x in method.statistics.items()}
-
-    def loss_statistics(self, token_annotations: Annotations) -> dict[str, MarkedStatistic]:
-        """Returns the statistics of the LM head in the loss, with the token annotations."""
-        return {
-            _key(name, key): (x, token_annotations.get(name, {}))
-            for name, method in self.items()
-            for key, x in method.loss_statistics.items()
-        }
-
-    def reference_statistics(self) -> dict[str, MarkedStatistic]:
-        """Returns the statistics of the reference policy's LM head."""
-        return {
-            _key(name, key): (x, {}) for name, method in self.items() for key, x in method.reference_statistics.items()
-        }
+    @property
+    def has_token_head(self) -> bool:
+        """Whether the critic has a second head, for the values inside a turn."""
+        return any(method.token_weight for method in self.values())
 
     def overriding(self, hook: str) -> list[str]:
         """Returns the names of the methods that override a hook of `Method`."""
         return [name for name, method in self.items() if getattr(type(method), hook) is not getattr(Method, hook)]
 
+    def head_statistics(self, kind: str, token_annotations: Annotations | None = None) -> dict[str, MarkedStatistic]:
+        """Returns the methods' statistics of the LM head by method and name.
+
+        Args:
+            kind: `"statistics"`, `"loss_statistics"` or `"reference_statistics"`.
+            token_annotations: Those of the rows, by method; `None` when the batch is collected.
+        """
+        return {
+            f"{name}/{key}": (compute, (token_annotations or {}).get(name, {}))
+            for name, method in self.items()
+            for key, compute in getattr(method, kind).items()
+        }
+
     def model_card_text(self) -> str:
         """Returns the model card's description of the methods, in Markdown."""
-        return " and ".join(filter(None, (method.model_card_text() for method in self.values())))
+        cards = (
+            method.card.format_map(ChainMap(vars(method), *map(vars, type(method).__mro__)))  # type: ignore[arg-type]
+            for method in self.values()
+        )
+        return " and ".join(filter(None, cards))
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """Returns the settings of each method, with defaults, without those that are fields of the configuration."""
@@ -93,31 +105,22 @@ class Methods(dict[str, Method]):
             for name, method in self.items()
         }
 
-    @property
-    def has_token_head(self) -> bool:
-        """Whether the critic has a second head, for the values inside a turn."""
-        return any(method.token_weight for method in self.values())
-
     # --- When a batch is collected -------------------------------------------------------------------------------
 
     def with_rewards(self, episode: Episode) -> Episode:
         """Returns the episode with the turn rewards assigned by the methods.
 
         Raises:
-            InputError: If a method does not return one reward per turn, up to `LARGEST_REWARD`.
+            InputError: If a reward of a method is not a number up to `LARGEST_REWARD`.
         """
         for name, method in self.items():
             rewards = method.turn_rewards(episode)
             if rewards is None:
                 continue
-            if len(rewards) != len(episode.turns):
-                raise InputError(f"{name}: expected {len(episode.turns)} rewards, one per turn, got {len(rewards)}")
             paid = [float(reward) for reward in rewards]
-            if wrong := [reward for reward in paid if not abs(reward) <= LARGEST_REWARD]:  # or not a number
-                raise InputError(
-                    f"{name}: expected rewards from {-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}, "
-                    f"got {wrong[0]} in {episode.task_id!r}"
-                )
+            if wrong := [reward for reward in paid if not abs(reward) <= LARGEST_REWARD]:  # or NaN, which TRL skips
+                limits = f"{-LARGEST_REWARD:.0e} to {LARGEST_REWARD:.0e}"
+                raise InputError(f"{name}: expected rewards from {limits}, got {wrong[0]} in {episode.task_id!r}")
             turns = (replace(turn, reward=reward) for turn, reward in zip(episode.turns, paid, strict=True))
             episode = replace(episode, turns=tuple(turns))
         return episode
@@ -159,9 +162,10 @@ class Methods(dict[str, Method]):
         terms = []
         for name, method in self.items():
             marks, statistics = token_annotations.get(name, {}), _own(name, micro.statistics)
-            terms.append(method.loss(replace(micro, token_annotations=marks, statistics=statistics)))
-        given = [term for term in terms if term is not None]
-        return torch.stack(given).sum() if len(given) > 1 else given[0] if given else None
+            term = method.loss(replace(micro, token_annotations=marks, statistics=statistics))
+            if term is not None:
+                terms.append(term)
+        return torch.stack(terms).sum() if terms else None
 
     # --- Metrics and state ----------------------------------------------------------------------------------------
 
@@ -174,9 +178,7 @@ class Methods(dict[str, Method]):
 
     def end_rl_step(self, ranks: Comm, rl_step: int, total_rl_steps: int) -> dict[str, float]:
         """Returns the metrics of the RL step. Collective."""
-        self.meter.reduce(ranks.sum)
-        means, turn_means = self.meter.means(), self.meter.turn_means()
-        self.meter.clear()
+        means, turn_means = self.meter.take(ranks.sum)
         step = StepSummary(means.get("all_tokens", float("nan")), turn_means, ranks, rl_step, total_rl_steps)
         metrics = {f"entropy/{part}": value for part, value in means.items()} | self._batch_metrics
         for method in self.values():
@@ -195,11 +197,10 @@ class Methods(dict[str, Method]):
     def batch_state(self) -> dict[str, Any]:
         """Returns the state of this rank that is needed to resume within an RL step."""
         sums = {name: method.tally.sums for name, method in self.items()}
-        return {"meter": self.meter.state_dict(), "batch_metrics": self._batch_metrics, "sums": sums}
+        return {"meter": self.meter.sums, "batch_metrics": self._batch_metrics, "sums": sums}
 
     def load_batch_state(self, state: Mapping[str, Any]) -> None:
         """Restores the state returned by `batch_state`."""
-        self.meter.load_state_dict(state["meter"])
-        self._batch_metrics = state["batch_metrics"]
+        self.meter.sums, self._batch_metrics = state["meter"], state["batch_metrics"]
         for name, method in self.items():
             method.tally.sums = state["sums"][name].cpu()

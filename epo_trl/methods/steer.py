@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,8 +28,8 @@ class STEER(Method):
             0.02.
     """
 
-    card: ClassVar[str] = "[STEER](https://arxiv.org/abs/2510.10150), least weight {min_weight:g}"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.SCORES})
+    card = "[STEER](https://arxiv.org/abs/2510.10150), least weight {min_weight:g}"
+    needs = {Need.SCORES}
 
     min_weight: PositiveShare = 0.8
     floor: Positive = 0.02

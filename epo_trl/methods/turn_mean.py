@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class TurnMean(Method):
             over the turns of each episode, then over episodes, as EPO's terms (arXiv 2509.22576, Eq. 4).
     """
 
-    card: ClassVar[str] = "a policy loss averaged over {over}"
+    card = "a policy loss averaged over {over}"
 
     over: Annotated[str, OneOf(("turns", "episodes"))] = "turns"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import pvariance
-from typing import Any, ClassVar
+from typing import Any
 
 from epo_trl.bounds import Count, PositiveShare
 from epo_trl.errors import InputError
@@ -26,13 +26,14 @@ class VarianceFilter(Method):
         most: Largest number of groups to train on, for batches that play more groups than that; `None` for all.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.GROUPS})
+    needs = {Need.GROUPS}
 
     share: PositiveShare = 0.9
     most: Count | None = None
 
-    def model_card_text(self) -> str:
-        """Returns the paper and the settings."""
+    @property
+    def card(self) -> str:
+        """The paper and the settings."""
         most = "" if self.most is None else f", at most {self.most}"
         return (
             f"the groups with {self.share:g} of the reward variance ([RAGEN-2](https://arxiv.org/abs/2604.06268){most})"

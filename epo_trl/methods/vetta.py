@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -33,7 +32,7 @@ class VETTA(TurnGAE):
         token_lambda: lambda of GAE from token to token. With 1, `A_token_i = A_turn - U_i`.
     """
 
-    card: ClassVar[str] = "VETTA, [PPO](https://arxiv.org/abs/1707.06347) with a critic of two heads"
+    card = "VETTA, [PPO](https://arxiv.org/abs/1707.06347) with a critic of two heads"
 
     token_weight: Share = 1.0
     token_lambda: Share = 1.0

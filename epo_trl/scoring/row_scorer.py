@@ -64,8 +64,9 @@ class RowScorer:
             options["output_router_logits"] = True
         if with_values:
             options["with_values"] = True
-        methods = self.methods
-        statistics = methods.statistics() if annotations is None else methods.loss_statistics(annotations)
+        statistics = self.methods.head_statistics(
+            "statistics" if annotations is None else "loss_statistics", annotations
+        )
         turns = cut_turns(input_ids, layout)
         with self.autocast():
             found = score_turns(model, turns, statistics=_at_tokens(statistics, turns), **options)
@@ -91,7 +92,7 @@ class RowScorer:
         Integers are token ids, (B, T, K), padded with -1 and with the smallest possible K.
         """
         turns = cut_turns(input_ids, layout)
-        statistics = _at_tokens(self.methods.reference_statistics(), turns)
+        statistics = _at_tokens(self.methods.head_statistics("reference_statistics"), turns)
         with self.autocast():
             found = score_turns(model, turns, statistics=statistics, passes=self.without_gradient).statistics
         return {

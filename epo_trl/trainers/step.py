@@ -172,7 +172,7 @@ class RLStep:
             self.scores = self.scored[0]
         elif methods.need(Need.SCORES):
             self.scores = scorer.score(policy, ids, self.layout)[0]
-        if methods.reference_statistics():
+        if methods.head_statistics("reference_statistics"):
             with reference() as model:
                 self.reference = scorer.reference(model, ids, self.layout)
         if methods.need(Need.FEATURES):

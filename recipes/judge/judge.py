@@ -24,7 +24,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from epo_trl.bounds import CountOrZero, NonNegative, Positive
 from epo_trl.envs.registry import named_object
@@ -70,7 +70,7 @@ class Judge(Method):
         api_key_variable: Environment variable that holds the key, if the endpoint needs one.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TURN_REWARDS})
+    needs = {Need.TURN_REWARDS}
 
     function: str = ""
     url: str = ""
