@@ -35,7 +35,7 @@ from epo_trl.lab.credit_audit.estimators import build_batch, turn_credits
 from epo_trl.lab.credit_audit.program import Audit
 from epo_trl.lab.credit_audit.report import make_table
 from epo_trl.lab.credit_audit.statistics import Agreement, Comparison, Interval
-from epo_trl.methods.twin_critics import CriticSettings, Transitions, TwinCritics
+from epo_trl.methods.archer import ArCHer, Transitions, TwinCritics
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.models.critic import Critic, copied_backbone, critic_aside
@@ -640,7 +640,7 @@ def test_archers_critics_are_a_row_of_the_audit(run):
     checkpoint = run.folder / "checkpoint-1"
     run.save(checkpoint)
     some = Transitions(*(torch.randn(4, 32) for _ in range(2)), torch.rand(4), torch.randn(4, 32), torch.ones(4) > 0)
-    critics = TwinCritics(CriticSettings(gamma=1.0, learning_rate=0.1, hidden_size=8, critic_epochs=1), some)
+    critics = TwinCritics(ArCHer(gamma=1.0, learning_rate=0.1, hidden_size=8, critic_epochs=1), some)
     critics.add(some)
     critics.learn(0)
     torch.save({"archer": critics.state_dict()}, checkpoint / METHODS)

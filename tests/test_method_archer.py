@@ -9,17 +9,15 @@ from method_batches import batch_of_turns, episode_of, record_calls
 from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import difference, make_episodes, make_model, make_trainer, saved
 
-from epo_trl.methods import Comm, StepSummary
-from epo_trl.methods.archer import ArCHer, transitions
-from epo_trl.methods.turn_features import TurnFeatures
-from epo_trl.methods.twin_critics import CriticSettings, Transitions, TwinCritics
+from epo_trl.methods import Comm, StepSummary, TurnFeatures
+from epo_trl.methods.archer import ArCHer, Transitions, TwinCritics, transitions
 from epo_trl.types import StopReason
 
 WIDTH = 3
 
 
 def settings(**changes):
-    return CriticSettings(**{"hidden_size": 16, "critic_epochs": 2, "batch_size": 4, "replay_size": 100, **changes})
+    return ArCHer(**{"hidden_size": 16, "critic_epochs": 2, "batch_size": 4, "replay_size": 100, **changes})
 
 
 def some_transitions(count=6, seed=0):
@@ -111,7 +109,7 @@ def test_the_replay_holds_the_newest():
 def test_features_are_seen_in_deviations_of_the_first_batch():
     """Two turns at 1 and 3: mean 2, deviation 1. The third feature has none of its own: a tenth of the typical one."""
     states = torch.tensor([[1.0, 10.0, 4.0], [3.0, 30.0, 4.0]])
-    first = replace(some_transitions(2), states=states, actions=torch.zeros(2, WIDTH))
+    first = some_transitions(2)._replace(states=states, actions=torch.zeros(2, WIDTH))
     critics = TwinCritics(settings(), first)
     typical = ((1 + 100) / 3) ** 0.5
     assert critics.center[0].tolist() == [2.0, 20.0, 4.0]
@@ -140,10 +138,10 @@ def test_copies_that_are_fed_equally_stay_equal_and_draw_no_random_number_of_oth
 
 def test_saved_critics_follow_new_settings_but_keep_their_size():
     state = TwinCritics(settings(), some_transitions()).state_dict()
-    state["replay"] = list(some_transitions().fields)
+    state["replay"] = list(some_transitions())
     faster = TwinCritics.from_state(settings(learning_rate=0.5), state)
     assert [group["lr"] for group in faster.optimizer.param_groups] == [0.5]
-    with pytest.raises(ValueError, match="hidden_size: expected 16.*got 8"):
+    with pytest.raises(RuntimeError, match="size mismatch"):
         TwinCritics.from_state(settings(hidden_size=8), state)
 
 
@@ -250,7 +248,7 @@ def test_during_the_warm_up_the_critics_learn_alone(monkeypatch):
     method = ArCHer(warmup_rl_steps=2)
     known_credit(monkeypatch)
     assert not method.credit(batch_of(rl_step=1)).advantages.any()
-    assert len(method.critics.replay) == 5
+    assert len(method.critics.replay.rewards) == 5
     assert method.credit(batch_of(rl_step=2)).advantages.any()
 
 

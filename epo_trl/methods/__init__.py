@@ -14,6 +14,7 @@ from epo_trl.methods.base import (
     StepSummary,
     Tally,
     TokenScores,
+    TurnFeatures,
 )
 from epo_trl.methods.registry import METHODS, as_names, build_methods
 from epo_trl.methods.stack import Methods
@@ -34,6 +35,7 @@ __all__ = [
     "StepSummary",
     "Tally",
     "TokenScores",
+    "TurnFeatures",
     "as_names",
     "build_methods",
 ]

@@ -20,7 +20,6 @@ from torch import Tensor
 from epo_trl.bounds import check_bounds
 from epo_trl.errors import InputError
 from epo_trl.methods.lm_head import LMHead
-from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.objectives import turn_mean_weights
 from epo_trl.types import Episode
 
@@ -85,6 +84,21 @@ class CriticValues:
 
     values: Tensor
     final_values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFeatures:
+    """Last hidden states of the reference policy, in float32, 0 where there is no turn.
+
+    Args:
+        states: (B, K, D) state of a turn: the hidden state at the last token before its response.
+        actions: (B, K, D) action of a turn: the mean hidden state over the tokens of its response.
+        turn_mask: (B, K) boolean, true for the turns of usable episodes.
+    """
+
+    states: Tensor
+    actions: Tensor
+    turn_mask: Tensor
 
 
 def required(given: _Given | None, need: Need) -> _Given:

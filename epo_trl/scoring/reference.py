@@ -12,7 +12,7 @@ from torch import Tensor
 from trl.trainer.utils import use_adapter
 
 from epo_trl.devices import to_device
-from epo_trl.methods.turn_features import TurnFeatures
+from epo_trl.methods import TurnFeatures
 from epo_trl.models.critic import causal_lm
 from epo_trl.objectives.gae import turn_edges
 from epo_trl.scoring.fused_head import compact_scoring

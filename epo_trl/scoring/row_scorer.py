@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from epo_trl.devices import to_device
-from epo_trl.methods import Methods, TokenScores
+from epo_trl.methods import Methods, TokenScores, TurnFeatures
 from epo_trl.methods.base import Statistic
 from epo_trl.methods.stack import Annotations, MarkedStatistic
-from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.objectives.gae import turn_edges
 from epo_trl.scoring.reference import extract_features
 from epo_trl.scoring.turn_forward import HeadStatistic, Passes, score_turns, value_turns

@@ -25,9 +25,8 @@ from torch import Tensor
 from trl.trainer.utils import pad
 
 from epo_trl.devices import to_device
-from epo_trl.methods import Batch, Comm, CriticValues, Methods, MicroBatch, Need, TokenScores
+from epo_trl.methods import Batch, Comm, CriticValues, Methods, MicroBatch, Need, TokenScores, TurnFeatures
 from epo_trl.methods.stack import Annotations
-from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.rollout import ContextBuilder, episode_to_row
 from epo_trl.rollout.rows import Row
 from epo_trl.scoring.row_scorer import RowScorer

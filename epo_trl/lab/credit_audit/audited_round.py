@@ -16,8 +16,7 @@ from epo_trl.envs.border import close_all
 from epo_trl.errors import InputError
 from epo_trl.lab.credit_audit.branches import branch, play_to_end, repeat_turn, start
 from epo_trl.lab.credit_audit.estimators import build_batch, turn_credits
-from epo_trl.methods import CriticValues, Method
-from epo_trl.methods.turn_features import TurnFeatures
+from epo_trl.methods import CriticValues, Method, TurnFeatures
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.rollout.loop import Generate
 from epo_trl.rollout.running_episode import RunningEpisode

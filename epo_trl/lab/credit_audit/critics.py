@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from epo_trl.errors import InputError
-from epo_trl.methods import CriticValues
+from epo_trl.methods import CriticValues, TurnFeatures
 from epo_trl.methods.archer import ArCHer
-from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.models.adapters import Adapter
 from epo_trl.models.critic import attach_critic, causal_lm, loaded_backbone
 from epo_trl.rollout import ContextBuilder

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from epo_trl.errors import InputError
-from epo_trl.methods import METHODS, Batch, CriticValues, Method, Need
+from epo_trl.methods import METHODS, Batch, CriticValues, Method, Need, TurnFeatures
 from epo_trl.methods.anchors import Anchored
 from epo_trl.methods.gae import TurnGAE
 from epo_trl.methods.registry import load_class
 from epo_trl.methods.token_statistics import per_turn_means
-from epo_trl.methods.turn_features import TurnFeatures
 from epo_trl.trainers.monitoring.zero_signal import equal_within_groups
 from epo_trl.types import Episode
 
