@@ -6,11 +6,19 @@ from method_batches import batch_of, micro_of
 from trainer_kit import catch_step, difference, make_trainer, with_episodes
 
 from epo_trl.methods import StepSummary
-from epo_trl.methods.decision_bonus import DecisionBonus, decision_metrics, decision_tokens
+from epo_trl.methods.decision_bonus import DecisionBonus
 
 ENTROPY = torch.tensor([[0.1, 2.0, 0.3, 9.0], [1.0, 0.0, 9.0, 9.0]])
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
 TURNS = [[0, 0, 1, 1], [0, 0, 0, -1]]
+
+
+def modified(batch, **settings):
+    return DecisionBonus(weight=0.1, **settings).modify_advantages(batch.entropy, batch)
+
+
+def decision_tokens(batch, **settings):
+    return modified(batch, **settings).token_annotations["decisions"]
 
 
 def trainer_of(folder, kwargs, **changes):
@@ -46,12 +54,12 @@ def test_of_equal_entropies_at_the_cut_the_first_are_decisions():
 
 def test_metrics_by_hand():
     batch = batch_of(TURNS, entropy=ENTROPY, mask=MASK)
-    assert decision_metrics(decision_tokens(batch, threshold=0.5), batch) == pytest.approx(
+    assert modified(batch, threshold=0.5).metrics == pytest.approx(
         {"entropy/decision_tokens": 1.5, "entropy/forced_tokens": 0.4 / 3, "entropy/decision_share": 0.4}
     )
     empty = batch_of(TURNS, entropy=ENTROPY, mask=torch.zeros_like(MASK))
     for settings in ({"threshold": 0.5}, {"top_share": 0.5}):
-        assert decision_metrics(decision_tokens(empty, **settings), empty) == {"entropy/decision_share": 0.0}
+        assert modified(empty, **settings).metrics == {"entropy/decision_share": 0.0}
 
 
 # -------------------------------------------------------------------------------------------------------------- bonus

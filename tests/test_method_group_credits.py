@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 from itertools import pairwise
-from math import sqrt
 from statistics import fmean, pstdev, stdev
 
 import pytest
@@ -36,28 +35,16 @@ THREE = episode_of(["b", "b"], [0.0, 4.0])  # returns 2, 4
 
 def test_hgpo_by_hand():
     """Depth 1: a has returns 2, .5, 2 and b 4, 1, 2, 4. Depth 2: ab has 4, 1; ba, bc, bb are alone. Depth 3: none."""
-    got = per_turn(HGPO(gamma=0.5, scale=False), batch_of_turns([ONE, TWO, THREE], [0, 0, 0]))
+    batch = batch_of_turns([ONE, TWO, THREE], [0, 0, 0])
+    a, b, ab = (pstdev(returns) + 1e-6 for returns in ([2, 0.5, 2], [4, 1, 2, 4], [4, 1]))
     want = [
-        [0.5, (2 * 1.25 + 3 * 1.5) / 5, 0.0],
-        [-1.0, (2 * -1.75 + 3 * -1.5) / 5, 0.5],
-        [-0.75, 1.25, 0.0],
+        [0.5 / a, (2 * 1.25 / b + 3 * 1.5 / ab) / 5, 0.0],
+        [-1.0 / a, (2 * -1.75 / b + 3 * -1.5 / ab) / 5, 0.5 / a],
+        [-0.75 / b, 1.25 / b, 0.0],
     ]
-    torch.testing.assert_close(got, torch.tensor(want))
-    scaled = per_turn(HGPO(gamma=0.5, anchor_turns=1), batch_of_turns([ONE, TWO, THREE], [0, 0, 0]))
-    assert float(scaled[0, 0]) == pytest.approx(0.5 / (sqrt(0.5) + 1e-6), rel=1e-5)  # of a population, not of a sample
-    even = per_turn(HGPO(gamma=0.5, scale=False, alpha=0.0), batch_of_turns([ONE, TWO, THREE], [0, 0, 0]))
-    assert float(even[0, 1]) == pytest.approx((1.25 + 1.5) / 2)
-    base = batch_of_turns([ONE, TWO, THREE], [0, 0, 0], [3.0, -1.0, 0.0])
-    based = per_turn(HGPO(gamma=0.5, scale=False, base_group=True), base)
-    assert float(based[0, 0]) == pytest.approx((1 * 3.0 + 2 * 0.5) / 3)
-    assert float(based[0, 2]) == pytest.approx(3.0), "a turn that is alone keeps the episode's advantage"
-
-
-def test_with_a_large_alpha_hgpo_compares_at_the_largest_or_the_smallest_depth():
-    """Of ONE's second turn: 4 beside a mean of 2.75 at depth 1, and of 2.5 at depth 2."""
-    for alpha, want in ((5e3, 1.5), (1e308, 1.5), (-1e308, 1.25)):
-        got = per_turn(HGPO(gamma=0.5, scale=False, alpha=alpha), batch_of_turns([ONE, TWO, THREE], [0, 0, 0]))
-        assert float(got[0, 1]) == want
+    torch.testing.assert_close(per_turn(HGPO(gamma=0.5), batch), torch.tensor(want))
+    for alpha, second in ((0.0, (1.25 / b + 1.5 / ab) / 2), (5e3, 1.5 / ab), (1e308, 1.5 / ab), (-1e308, 1.25 / b)):
+        assert float(per_turn(HGPO(gamma=0.5, alpha=alpha), batch)[0, 1]) == pytest.approx(second)
 
 
 def test_gagpo_by_hand():

@@ -42,25 +42,19 @@ class AEPO(Method):
     epsilon_high: float | None = None
 
     def check(self, args: Any) -> None:
-        """Rejects losses with another form of clipping, and settings that exclude tokens from the loss."""
-        if not self.keep_clipped:
-            return
-        if args.loss_type not in _CLIPPED_LOSSES:
-            raise InputError(
-                f"loss_type: expected one of {_CLIPPED_LOSSES}, got {args.loss_type!r}, which has no upper clip whose "
-                "gradient 'aepo' could keep. Set another loss_type, or keep_clipped=false in method_kwargs."
-            )
-        if "gspo" in args.policy_method or args.importance_sampling_level != "token":
-            raise InputError(
-                f"policy_method, importance_sampling_level: expected a ratio per token, got {args.policy_method} and "
-                f"{args.importance_sampling_level!r}. 'aepo' finds clipped tokens by their own ratio. Use token-level "
-                "ratios, or set keep_clipped=false in method_kwargs."
-            )
-        for field, neutral in (("top_entropy_quantile", 1.0), ("off_policy_mask_threshold", None)):
-            if getattr(args, field) != neutral:
+        """Rejects losses and ratios with another form of clipping, and fields that exclude tokens from the loss."""
+        clashes = {
+            "loss_type": args.loss_type not in _CLIPPED_LOSSES,
+            "policy_method": "gspo" in args.policy_method,
+            "importance_sampling_level": args.importance_sampling_level != "token",
+            "top_entropy_quantile": args.top_entropy_quantile != 1.0,
+            "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
+        }
+        for field, is_clash in clashes.items():
+            if self.keep_clipped and is_clash:
                 raise InputError(
-                    f"{field}: expected {neutral}, got {getattr(args, field)}. It excludes tokens whose gradient "
-                    "'aepo' would restore. Set keep_clipped=false in method_kwargs to use it."
+                    f"{field}: got {getattr(args, field)!r}, with which 'aepo' does not know the tokens that are "
+                    "clipped by their own ratio. Change it, or set keep_clipped=false in method_kwargs."
                 )
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:

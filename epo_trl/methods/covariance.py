@@ -72,10 +72,7 @@ class ClipCov(Method):
         covariance = covariances(advantages, batch)
         candidates = (covariance > self.low) & (covariance < self.high) & batch.mask.bool()
         drawn = lowest(self._keys(batch), candidates, number_of_tokens(self.share, batch), batch)
-        metrics = {
-            "clip-cov/candidates": token_share(candidates, batch),
-            "clip-cov/clipped": token_share(drawn, batch),
-        }
+        metrics = {"clip-cov/candidates": token_share(candidates, batch), "clip-cov/clipped": token_share(drawn, batch)}
         return ModifiedAdvantages(advantages.masked_fill(drawn, 0.0), metrics=metrics)
 
     def _keys(self, batch: Batch) -> Tensor:
@@ -115,9 +112,7 @@ class KLCov(Method):
         if not args.updates_within_batch:
             raise InputError(
                 "num_iterations: expected num_iterations * steps_per_generation > gradient_accumulation_steps with "
-                f"'kl-cov', got {args.num_iterations} with steps_per_generation={args.steps_per_generation} and "
-                f"gradient_accumulation_steps={args.gradient_accumulation_steps}. With one update per batch, the "
-                "penalty is 0."
+                f"'kl-cov', got {args.num_iterations}: with one update per batch, the penalty is 0"
             )
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:

@@ -25,7 +25,7 @@ class DecisionBonus(Method):
     Args:
         weight: Weight at the first RL step.
         threshold: Entropy in nats above which a token is a decision.
-        top_share: Fraction of the batch's tokens, those with the highest entropy, that are decisions.
+        top_share: Fraction of the batch's tokens, those with the highest entropy on all ranks, that are decisions.
         schedule: `"constant"`, `"linear"` or `"cosine"`, over the RL steps.
         end_weight: Weight at the last RL step; `None` with a constant schedule.
     """
@@ -49,7 +49,12 @@ class DecisionBonus(Method):
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Marks the decision tokens; the advantages are unchanged."""
-        decisions = decision_tokens(batch, threshold=self.threshold, top_share=self.top_share)
+        uncertain = batch.mask.bool() & (batch.entropy > (self.threshold or 0.0))  # an entropy of 0 is always forced
+        if self.top_share is None:
+            decisions = uncertain
+        else:
+            number = round(self.top_share * int(batch.ranks.sum(batch.mask.sum())))
+            decisions = lowest(-batch.entropy, uncertain, number, batch)
         return ModifiedAdvantages(advantages, {"decisions": decisions}, decision_metrics(decisions, batch))
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
@@ -65,30 +70,11 @@ class DecisionBonus(Method):
         return {"decision-bonus/weight": self._weight(step.rl_step, step.total_rl_steps)}
 
 
-def decision_tokens(batch: Batch, *, threshold: float | None = None, top_share: float | None = None) -> Tensor:
-    """Returns (B, T) booleans, true on decision tokens. Collective.
-
-    A token is a decision if its entropy under the behaviour policy exceeds `threshold`, or is among the `top_share` of
-    highest entropies in the whole batch, on all ranks. A token with entropy 0 is always forced. Only sampled tokens
-    that count in the loss are considered.
-
-    Args:
-        batch: A batch with the scores of the behaviour policy (`Need.SCORES`).
-        threshold: Entropy threshold in nats. Exclusive with `top_share`.
-        top_share: Fraction of the batch's tokens, rounded to a whole number of them.
-    """
-    counted = batch.mask.bool()
-    if top_share is not None:
-        number = round(top_share * batch.ranks.sum(counted.sum()).item())
-        return lowest(-batch.entropy, counted & (batch.entropy > 0), number, batch)
-    return counted & (batch.entropy > (threshold or 0.0))
-
-
 def decision_metrics(decisions: Tensor, batch: Batch) -> dict[str, float]:
     """Returns the mean entropies of decision and forced tokens, in nats, and the share of decisions. Collective.
 
     Args:
-        decisions: (B, T) booleans from `decision_tokens`.
+        decisions: (B, T) booleans, true on decision tokens.
         batch: The batch they belong to.
     """
     parts = torch.stack([decisions, batch.mask.bool() & ~decisions]).flatten(1)

@@ -34,11 +34,6 @@ def mean_discriminator(logits: Tensor) -> Tensor:
     return (p.square() * (entropy + log_p)).sum(-1)
 
 
-def _penalised(advantages: Tensor, batch: Batch) -> Tensor:
-    """Returns (B, T) booleans, true on the counted tokens with a negative advantage."""
-    return batch.mask.bool() & (advantages < 0)
-
-
 @dataclass
 class ClipB(Method):
     """Removes the penalised tokens with `S - mean S < -mu std S`, normalised over the counted tokens of the batch.
@@ -54,12 +49,11 @@ class ClipB(Method):
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Sets the advantages of the removed tokens to 0."""
-        found = discriminators(batch)
-        mean, std = token_moments(found, batch)
-        removed = _penalised(advantages, batch) & (found - mean < -self.mu * std)
-        return ModifiedAdvantages(
-            advantages.masked_fill(removed, 0.0), metrics={"clip-b/removed": token_share(removed, batch)}
-        )
+        values = discriminators(batch)
+        mean, std = token_moments(values, batch)
+        removed = batch.mask.bool() & (advantages < 0) & (values - mean < -self.mu * std)
+        metrics = {"clip-b/removed": token_share(removed, batch)}
+        return ModifiedAdvantages(advantages.masked_fill(removed, 0.0), metrics=metrics)
 
 
 @dataclass
@@ -86,7 +80,7 @@ class ClipV(Method):
         """Sets the advantages of the removed tokens to 0."""
         excess = batch.statistics["mean"].double() - discriminators(batch)
         _, std = token_moments(excess, batch)
-        candidates = _penalised(advantages, batch) & (excess > self.mu * std)
+        candidates = batch.mask.bool() & (advantages < 0) & (excess > self.mu * std)
         removed = lowest(-excess, candidates, number_of_tokens(self.max_share, batch), batch)
         metrics = {"clip-v/candidates": token_share(candidates, batch), "clip-v/removed": token_share(removed, batch)}
         return ModifiedAdvantages(advantages.masked_fill(removed, 0.0), metrics=metrics)

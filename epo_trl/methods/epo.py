@@ -55,9 +55,7 @@ class EPO(Method):
         if self.epo_lambda and (args.entropy_coef or args.use_adaptive_entropy):
             raise InputError(
                 f"entropy_coef: expected 0 with epo_lambda={self.epo_lambda}, got {args.entropy_coef} "
-                f"(use_adaptive_entropy={args.use_adaptive_entropy}). Both are entropy bonuses, and TRL's is a mean "
-                "per micro-batch, so it depends on how a batch is split. Set entropy_coef=0 and "
-                "use_adaptive_entropy=False to train EPO, or epo_lambda=0 or another entropy_method to use TRL's bonus."
+                f"(use_adaptive_entropy={args.use_adaptive_entropy}): both are entropy bonuses"
             )
 
     def beta(self, rl_step: int, total_rl_steps: int) -> float:

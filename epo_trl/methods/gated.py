@@ -38,10 +38,7 @@ class Gated(GRPO):
     def check(self, args: Any) -> None:
         """Rejects environment rewards that bypass the gate."""
         if args.env_reward_weight:
-            raise InputError(
-                f"env_reward_weight: expected 0 with credit 'gated', got {args.env_reward_weight}. 'gated' already "
-                "adds the environment's rewards behind its gate."
-            )
+            raise InputError(f"env_reward_weight: expected 0 with credit 'gated', got {args.env_reward_weight}")
 
     def turn_rewards(self, episode: Episode) -> Sequence[float] | None:
         """Returns the rollout's rewards, plus the environment's if the gate is open."""

@@ -26,11 +26,8 @@ class TurnGSPO(Method):
     def check(self, args: Any) -> None:
         """Warns if every ratio is 1 because each batch gets only one update."""
         if not args.updates_within_batch:
-            warnings.warn(
-                "policy_method: got 'gspo' with one update per batch. Every ratio is then 1, and 'gspo' has no effect. "
-                "Increase num_iterations, or set steps_per_generation above gradient_accumulation_steps.",
-                stacklevel=2,
-            )
+            message = "policy_method: got 'gspo' with one update per batch: every ratio is 1; increase num_iterations"
+            warnings.warn(message, stacklevel=2)
 
     def ratio(self, logps: Tensor, old_logps: Tensor, turn_ids: Tensor, mask: Tensor) -> Tensor:
         """Returns log-probabilities whose difference from the old ones is the mean over each turn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epo_trl.bounds import Count, Finite, Share
@@ -22,8 +23,6 @@ class HGPO(Anchored):
         anchor: "observation", as in the paper, or "state" (see `Anchored`).
         anchor_turns: Largest depth. The paper compares up to 2 or 4 earlier observations: 3 or 5.
         alpha: How much more a deeper comparison weighs. The paper uses 1.
-        base_group: Whether GRPO's advantage of the episode takes part as `A_0`. False in the paper's runs.
-        scale: Whether to divide `A_k` by the standard deviation of its group. True in the paper's runs.
     """
 
     card = "[HGPO](https://arxiv.org/abs/2602.22817), up to {anchor_turns} observations"
@@ -31,29 +30,22 @@ class HGPO(Anchored):
     anchor_turns: Count = 3
     gamma: Share = 0.95
     alpha: Finite = 1.0
-    base_group: bool = False
-    scale: bool = True
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
         """Returns the weighted mean over the depths."""
-        divisor, size = population_deviation if self.scale else None, largest_reward_sum(batch)
+        size = largest_reward_sum(batch)
         by_depth = [
-            compare_by_key(self.keyed_returns(batch, self.gamma, depth), batch, divisor=divisor, size=size)
+            compare_by_key(self.keyed_returns(batch, self.gamma, depth), batch, divisor=population_deviation, size=size)
             for depth in range(1, self.anchor_turns + 1)
         ]
-        rows = []
-        for i, whole in enumerate(batch.group_advantages.tolist()):
-            base = [(0, whole)] if self.base_group else []
-            # A turn has as many depths as observations before and with it.
-            steps = [
-                [(depth, by_depth[depth - 1][i][k]) for depth in range(1, min(self.anchor_turns, k + 1) + 1)]
-                for k in range(len(by_depth[0][i]))
-            ]
-            rows.append([self._weighted_mean([*base, *step]) for step in steps])
-        return rows
+        # A turn has as many depths as observations before and with it.
+        return [
+            [self._weighted_mean(depths[: k + 1]) for k, depths in enumerate(zip(*rows, strict=True))]
+            for rows in zip(*by_depth, strict=True)
+        ]
 
-    def _weighted_mean(self, advantages: list[tuple[int, float]]) -> float:
-        given = [(depth + 1, value) for depth, value in advantages if value != 0]
+    def _weighted_mean(self, advantages: Sequence[float]) -> float:
+        given = [(depth + 1, value) for depth, value in enumerate(advantages, 1) if value != 0]
         heaviest = (max if self.alpha > 0 else min)((base for base, _ in given), default=1)
         weights = [((base / heaviest) ** self.alpha, value) for base, value in given]  # at most 1: none overflows
         total = sum(weight for weight, _ in weights)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from epo_trl.bounds import PositiveShare
-from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import lowest, number_of_tokens, token_share
 
@@ -29,17 +27,8 @@ class HighEntropy(Method):
 
     share: PositiveShare = 0.2
 
-    def check(self, args: Any) -> None:
-        """Rejects TRL's own selection beside this one."""
-        if args.top_entropy_quantile != 1.0:
-            raise InputError(
-                f"top_entropy_quantile: expected 1.0 with 'high-entropy', got {args.top_entropy_quantile}: both select "
-                "tokens by entropy"
-            )
-
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Sets the advantages of the other tokens to 0."""
         kept = lowest(-batch.entropy, batch.mask.bool(), number_of_tokens(self.share, batch), batch)
-        return ModifiedAdvantages(
-            advantages.masked_fill(~kept, 0.0), metrics={"high-entropy/kept": token_share(kept, batch)}
-        )
+        metrics = {"high-entropy/kept": token_share(kept, batch)}
+        return ModifiedAdvantages(advantages.masked_fill(~kept, 0.0), metrics=metrics)

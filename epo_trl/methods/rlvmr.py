@@ -52,16 +52,12 @@ class RLVMR(GRPO):
 
     def check(self, args: Any) -> None:
         """Rejects `require_think`, since the tags replace <think> </think>, and actions that are tool calls."""
-        if args.require_think:
-            raise InputError(
-                "require_think: expected False with credit 'rlvmr', got True. The tags of 'rlvmr' replace <think> "
-                "</think>. Use a prompt that asks for the tags (prompt_template: general_tags)."
-            )
-        if args.action_format != "tags":
-            raise InputError(
-                f"action_format: expected 'tags' with credit 'rlvmr', got {args.action_format!r}. 'rlvmr' reads the "
-                "kind of reasoning before <action>. Set action_format: tags."
-            )
+        for field, expected in (("require_think", False), ("action_format", "tags")):
+            if (got := getattr(args, field)) != expected:
+                raise InputError(
+                    f"{field}: expected {expected!r} with credit 'rlvmr', got {got!r}. A turn gives its kind of "
+                    "reasoning as a tag before <action>; prompt_template: general_tags asks for it."
+                )
 
     def turn_rewards(self, episode: Episode) -> Sequence[float]:
         """Returns the rewards minus the format penalty."""

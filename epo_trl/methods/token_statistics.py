@@ -41,15 +41,6 @@ def token_share(chosen: Tensor, batch: Batch) -> float:
     return token_moments(chosen.double(), batch)[0]
 
 
-def number_of_tokens(share: float, batch: Batch) -> int:
-    """Returns a share of the counted tokens of all ranks as a number: rounded down, but at least 1 unless it is 0.
-
-    Collective.
-    """
-    tokens = int(batch.ranks.sum(batch.mask.sum()))
-    return min(tokens, max(1, int(share * tokens))) if share else 0
-
-
 def per_turn_means(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Returns (B, K) means of (B, T) values over the counted tokens of each turn, and the (B, K) mask of such turns.
 
@@ -102,6 +93,14 @@ def gather_by_key(rows: Iterable[Iterable[tuple[Any, Any]]], batch: Batch) -> di
     for key, value in batch.ranks.gather([pair for row in rows for pair in row]):
         gathered[key].append(value)
     return gathered
+
+
+def number_of_tokens(share: float, batch: Batch) -> int:
+    """Returns a share of the counted tokens of all ranks as a number: rounded down, but at least 1 unless it is 0.
+
+    Collective.
+    """
+    return max(1, int(share * int(batch.ranks.sum(batch.mask.sum())))) if share else 0
 
 
 def lowest(keys: Tensor, candidates: Tensor, number: int, batch: Batch) -> Tensor:

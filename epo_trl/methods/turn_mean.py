@@ -36,10 +36,7 @@ class TurnMean(Method):
     def check(self, args: Any) -> None:
         """Rejects losses that are no mean over the tokens of the whole batch."""
         if args.loss_type not in _TOKEN_MEANS:
-            raise InputError(
-                f"loss_type: expected one of {_TOKEN_MEANS} with 'turn-mean', got {args.loss_type!r}, which is no mean "
-                "over the tokens of the whole batch. Set loss_type: dapo."
-            )
+            raise InputError(f"loss_type: expected one of {_TOKEN_MEANS} with 'turn-mean', got {args.loss_type!r}")
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Multiplies each advantage by the token's weight in the mean over turns, relative to that in TRL's mean."""

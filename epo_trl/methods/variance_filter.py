@@ -42,10 +42,7 @@ class VarianceFilter(Method):
     def check(self, args: Any) -> None:
         """Rejects the loss whose mean counts the micro-batches of groups that are left out."""
         if args.loss_type == "bnpo":
-            raise InputError(
-                "loss_type: expected a mean over the whole batch with 'variance-filter', got 'bnpo', whose mean over "
-                "micro-batches also counts those of groups that are left out, as zeros. Set loss_type: dapo."
-            )
+            raise InputError("loss_type: expected a mean over the whole batch with 'variance-filter', got 'bnpo'")
 
     def select(self, groups: Sequence[Group]) -> list[Selection]:
         """Leaves out all groups but those with the largest variance."""
