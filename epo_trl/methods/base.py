@@ -1,9 +1,8 @@
 """Base class of training methods: hooks at batch collection and in the loss, and the data passed to them.
 
-Two facts keep the interface small. First, every policy loss in TRL is proportional to the advantage, and advantages may
-differ per token. Weighting a token's loss is therefore the same as weighting its advantage, so most methods are a map
-from advantages to advantages (`modify_advantages`).
-Second, batch statistics are computed once at collection, over all episodes and ranks, and never per micro-batch.
+Every policy loss in TRL is proportional to the advantage, and advantages may differ per token. Weighting a token's loss
+is the same as weighting its advantage, so most methods map advantages to advantages (`modify_advantages`). Statistics
+are computed once at collection, over all episodes and ranks, and never per micro-batch.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from epo_trl.methods.lm_head import LMHead
 from epo_trl.objectives import turn_mean_weights
 from epo_trl.types import Episode
 
-_Given = TypeVar("_Given")
+T = TypeVar("T")
 # Maps the LM head at m sampled tokens, and the method's token annotations there, (m, ...) by name, to (m, ...) values.
 # A batch has no annotations when it is collected.
 Statistic = Callable[[LMHead, Mapping[str, Tensor]], Tensor]
@@ -101,7 +100,7 @@ class TurnFeatures:
     turn_mask: Tensor
 
 
-def required(given: _Given | None, need: Need) -> _Given:
+def required(given: T | None, need: Need) -> T:
     """Returns an input of a batch. Raises `InputError` if it is absent, because no method declares the need."""
     if given is None:
         raise InputError(f"needs: expected Need.{need.name} among those of a method that reads this, got none")
@@ -224,7 +223,7 @@ class ModifiedAdvantages:
 
     Args:
         advantages: (B, T) modified advantages.
-        token_annotations: (B, T) tensors by name, passed on to `loss` in its micro-batches.
+        token_annotations: (B, T, ...) tensors by name, passed on to `loss` and `loss_statistics` in their micro-batches.
         metrics: Metrics of this batch by full name, equal on all ranks.
     """
 
@@ -328,19 +327,18 @@ class Tally:
 class Method:
     """Base class of training methods. A subclass is a dataclass whose fields are its settings.
 
-    Hooks do nothing by default. The configuration lists the methods of a run: exactly one overrides `credit`, at most
-    one overrides `ratio`, and any number override the other hooks. Hooks are called in the order of the configuration.
+    Hooks do nothing by default. Of the methods of a run exactly one overrides `credit`, at most one `ratio`, and any
+    number the other hooks. They are called in the order of the configuration.
 
     Attributes:
         needs: Inputs that the method requires.
         config_fields: Settings that are fields of the trainer's configuration, under the same names.
+        tally: Sums of the RL step, for `end_rl_step`; set in `__post_init__`.
+        token_weight: Above 0, with `Need.VALUES`, if tokens but the first of a turn have values of a second head.
         card: Text of the model card, in Markdown, with settings in braces; `""` for no text.
         statistics: Statistics of the policy's LM head when a batch is collected, with `Need.SCORES`, by name.
         loss_statistics: The same in the loss, with gradient.
-        reference_statistics: The same of the reference policy when a batch is collected. Integers are token ids, padded
-            with -1.
-        tally: Sums of the RL step, for `end_rl_step`; set in `__post_init__`.
-        token_weight: Above 0, with `Need.VALUES`, if tokens but the first of a turn have values of a second head.
+        reference_statistics: The same of the reference policy, at collection. Integers are token ids, padded with -1.
     """
 
     needs: ClassVar[Set[Need]] = frozenset()
@@ -416,7 +414,7 @@ class Method:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that a resumed run needs, equal on all ranks: tensors and plain types in dicts and lists.
 
-        It excludes the settings and the tally, which a checkpoint within an RL step holds for each rank.
+        A checkpoint holds the tally itself, for each rank.
         """
         return {}
 

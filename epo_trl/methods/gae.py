@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,20 +23,23 @@ class _GAE(Method):
     gamma: float = 1.0
     gae_lambda: float = 1.0
 
-    def _over_episodes(self, batch: Batch, points: Tensor) -> Tensor:
+    def _credit(self, batch: Batch, points: Tensor, advantages: Tensor, outcomes: Tensor) -> Credit:
+        """Returns one advantage per decision point, whose value is regressed to `advantage + value`."""
+        return Credit(advantages, torch.where(points, advantages + batch.values, 0.0), points, outcomes)
+
+    def _over_episodes(self, batch: Batch, points: Tensor) -> Credit:
         """Returns advantages over one chain per episode. Each turn is rewarded at its last decision point."""
         _, last_of_turn = turn_edges(batch.turn_ids, points)
-        paid = on_tokens(batch.turn_rewards, batch)
-        ends = points & (points.flip(1).cumsum(1).flip(1) == 1)
-        return generalized_advantages(
-            torch.where(last_of_turn, paid, 0.0),
+        advantages = generalized_advantages(
+            torch.where(last_of_turn, on_tokens(batch.turn_rewards, batch), 0.0),
             batch.values,
             points,
-            ends,
+            points & (points.flip(1).cumsum(1).flip(1) == 1),
             batch.final_values.unsqueeze(1).expand_as(batch.values),
             gamma=self.gamma,
             gae_lambda=self.gae_lambda,
         )
+        return self._credit(batch, points, advantages, self._outcomes(batch, points, batch.turn_rewards))
 
     def _outcomes(self, batch: Batch, points: Tensor, turn_rewards: Tensor, *, chained: bool = True) -> Tensor:
         """Returns (B, K) rewards-to-go from the first decision point of each turn, discounted from point to point.
@@ -68,11 +71,10 @@ class TurnGAE(_GAE):
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per turn."""
         first, _ = turn_edges(batch.turn_ids, batch.mask)
-        advantages = self._over_episodes(batch, first)
-        per_turn = torch.zeros_like(batch.turn_rewards, dtype=advantages.dtype)
-        per_turn.scatter_add_(1, batch.turn_ids.clamp(min=0), advantages)  # one token per turn is nonzero
-        outcomes = self._outcomes(batch, first, batch.turn_rewards)
-        return Credit(on_tokens(per_turn, batch) * batch.mask, _targets(advantages, batch, first), first, outcomes)
+        credit = self._over_episodes(batch, first)
+        per_turn = torch.zeros_like(batch.turn_rewards, dtype=credit.advantages.dtype)
+        per_turn.scatter_add_(1, batch.turn_ids.clamp(min=0), credit.advantages)  # one token per turn is nonzero
+        return replace(credit, advantages=on_tokens(per_turn, batch) * batch.mask)
 
 
 @dataclass
@@ -84,10 +86,7 @@ class TokenGAE(_GAE):
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per token."""
-        points = batch.mask.bool()
-        advantages = self._over_episodes(batch, points)
-        outcomes = self._outcomes(batch, points, batch.turn_rewards)
-        return Credit(advantages, _targets(advantages, batch, points), points, outcomes)
+        return self._over_episodes(batch, batch.mask.bool())
 
 
 @dataclass
@@ -112,9 +111,4 @@ class OutcomeGAE(_GAE):
             gae_lambda=self.gae_lambda,
         )
         outcomes = self._outcomes(batch, points, total.expand_as(batch.turn_rewards), chained=False)
-        return Credit(advantages, _targets(advantages, batch, points), points, outcomes)
-
-
-def _targets(advantages: Tensor, batch: Batch, points: Tensor) -> Tensor:
-    """Returns the (B, T) targets of the critic, 0 where there is no decision point."""
-    return torch.where(points, advantages + batch.values, 0.0)
+        return self._credit(batch, points, advantages, outcomes)
