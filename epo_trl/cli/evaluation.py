@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from trl import ModelConfig
 
-from epo_trl.bounds import Count, CountOrZero, OneOf, Share, option
+from epo_trl.bounds import Count, CountOrZero, OneOf, option
 from epo_trl.cli.base import progress_bar, say
 from epo_trl.cli.options import CommandLine, parse_options
 from epo_trl.envs import TaskSuite
@@ -50,7 +51,9 @@ from epo_trl.watch.sample import Sample, write_samples
 from epo_trl.watch.selection import choose_samples
 from epo_trl.watch.source import evaluation_file
 
+TaskLists = dict[str, list[str]]
 BACKENDS = ("transformers", "vllm")
+MAX_ABORTED_SHARE = 0.5  # of a list's episodes; above it there is no report
 
 
 @dataclass
@@ -68,11 +71,6 @@ class EvaluationArguments(ResponseArguments, ProtocolArguments):
     compare_to: str | None = option(
         None, "Report of another policy on the same games; prints who won which, with McNemar's test."
     )
-    max_aborted_share: Share = option(
-        0.5,
-        "Largest fraction of a list's episodes that environment errors may abort. Above it there is no report, and "
-        "the same command replays the affected parts. 1 never stops.",
-    )
     show_episodes: CountOrZero = option(0, "Number of episodes of each list to print.")
     keep_episodes: CountOrZero = option(
         20, "Number of episodes of each list to store next to the output for `epo-trl watch`."
@@ -83,14 +81,14 @@ def load_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
     """Returns the protocol with the overrides of the options, which its name then records."""
     name = args.protocol or suite.protocol
     if not name:
+        names = ", ".join(map(repr, protocol_names()))
         raise InputError(
-            f"protocol: expected one of {', '.join(map(repr, protocol_names()))}, or one that the environment's module "
-            f"registers (docs/environments.md), got nothing; the environment {suite.name!r} has no default"
+            f"protocol: expected one of {names}, got nothing; the environment {suite.name!r} has no default"
         )
     return get_protocol(name).varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
 
 
-def load_task_lists(args: EvaluationArguments, suite: TaskSuite) -> dict[str, list[str]]:
+def load_task_lists(args: EvaluationArguments, suite: TaskSuite) -> TaskLists:
     """Returns the tasks to play from each list."""
     for split in args.splits:
         suite.check_split(split)
@@ -107,21 +105,16 @@ def load_task_lists(args: EvaluationArguments, suite: TaskSuite) -> dict[str, li
 # Options that do not affect the results, are part of the protocol, or name a folder whose contents are compared.
 NOT_SETTINGS = {one.name for kind in (ProtocolArguments, FewShotArguments) for one in fields(kind)}
 NOT_SETTINGS |= {"compare_to", "output", "show_episodes", "keep_episodes", "prompt_template"}
-NOT_SETTINGS |= {"max_aborted_share", "trust_remote_code", "vllm_gpu_memory_utilization"}
+NOT_SETTINGS |= {"trust_remote_code", "vllm_gpu_memory_utilization"}
 
 
 def result_settings(
-    suite: TaskSuite,
-    args: EvaluationArguments,
-    model_args: ModelConfig,
-    protocol: Protocol,
-    lists: dict[str, list[str]],
+    suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig, protocol: Protocol, lists: TaskLists
 ) -> dict[str, Any]:
     """Returns all settings that affect the result. Partial results are reused only if these are equal."""
     loading = {key: str(value) for key, value in asdict(model_args).items() if key != "model_name_or_path"}
-    chosen = {key: value for key, value in asdict(args).items() if key not in NOT_SETTINGS}
     return {
-        **chosen,
+        **{key: value for key, value in asdict(args).items() if key not in NOT_SETTINGS},
         "protocol": protocol.to_dict() | {"description": ""},
         "tasks": hashlib.sha256(json.dumps([suite.name, lists]).encode()).hexdigest(),
         **game_settings(suite, lists),
@@ -213,7 +206,7 @@ class Evaluation:
         """Evaluates a list and returns its report. Collective: every process has to call it.
 
         Raises:
-            TooManyAborted: If more episodes were aborted than `max_aborted_share` allows.
+            TooManyAborted: If more than `MAX_ABORTED_SHARE` of the episodes were aborted.
         """
         state = PartialState()
         with progress_bar(len(task_ids), split) as bar:
@@ -223,12 +216,11 @@ class Evaluation:
             parts = sorted(gather_object(bare), key=lambda part: part[0])
         episodes = [episode for _, played, _ in parts for episode in played]
         aborted = _aborted(episodes)
-        if (share := len(aborted) / len(episodes)) > self.args.max_aborted_share:
+        if len(aborted) > MAX_ABORTED_SHARE * len(episodes):
             errors = "; ".join(f"task {each.task_id!r}: {each.error}" for each in aborted[:SHOWN])
             raise TooManyAborted(
-                f"max_aborted_share: {share:.0%} of the episodes of {split} were aborted, "
-                f"{self.args.max_aborted_share:.0%} are allowed. Parts without aborted episodes are stored next "
-                f"to output, if set, and the same command replays the others. First errors: {errors}"
+                f"{len(aborted)} of {len(episodes)} episodes of {split} were aborted. Parts without aborted episodes "
+                f"are stored next to output, if set, and the same command replays the others. First errors: {errors}"
             )
         if state.is_main_process and self.args.show_episodes:
             print_episodes(episodes[: self.args.show_episodes])
@@ -278,28 +270,21 @@ def _aborted(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def open_storage(output: str, settings: dict[str, Any], held: contextlib.ExitStack) -> PartialResults:
-    """Opens the storage of the episodes. No process writes to it before all have checked it. Collective.
-
-    Args:
-        output: Path of the report.
-        settings: See `PartialResults`.
-        held: Keeps the lock of an evaluation that is not finished.
+    """Locks and opens the storage of the episodes; `held` keeps the lock. Collective.
 
     Raises:
         FileError: If its folder cannot be created.
         InputError: If it is of another evaluation.
         RunningError: If another process evaluates to the same output.
     """
-    partial, state = PartialResults(output, settings), PartialState()
-    state.wait_for_everyone()
-    if partial.finished() is None:
-        ranks = SimpleNamespace(process_index=state.process_index, world_size=state.num_processes)
-        on_main_process(ranks, lambda: held.enter_context(place_lock(partial.output, "output")))
-        partial = PartialResults(output, settings)  # another process may have finished it meanwhile
+    state, path = PartialState(), Path(output).expanduser()
+    ranks = SimpleNamespace(process_index=state.process_index, world_size=state.num_processes)
+    on_main_process(ranks, lambda: held.enter_context(place_lock(path, "output")))
+    partial = PartialResults(path, settings)
     if partial.finished() is None:
         make_folder(partial.folder, "output")
         if state.is_main_process:
-            evaluation_file(partial.output).unlink(missing_ok=True)  # of another evaluation
+            evaluation_file(path).unlink(missing_ok=True)  # of another evaluation
     return partial
 
 

@@ -72,17 +72,6 @@ class ConfigIsValid(Exception):  # noqa: N818 - not an error: it ends a program 
     """Raised when all options are valid and the command line only asks for the check."""
 
 
-class FirstParser(argparse.ArgumentParser):
-    """Reads some options and leaves the others."""
-
-    def __init__(self) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        """Raises an error of argparse as `InputError`."""
-        raise InputError(message)
-
-
 def read_command_line(
     argv: Sequence[str],
     *,
@@ -103,7 +92,7 @@ def read_command_line(
         InputError: If there is no such config, or its environment or algorithm is not the recipe's.
     """
     fixed = fixed or {}
-    first = FirstParser()
+    first = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
     for name in ("config", "environment", "algorithm"):
         first.add_argument(f"--{name}")
     given, _ = first.parse_known_args(argv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import re
@@ -21,7 +22,6 @@ from epo_trl.cli.options import (
     RECIPES,
     CommandLine,
     ConfigIsValid,
-    FirstParser,
     list_configs,
     read_command_line,
 )
@@ -45,7 +45,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     Raises:
         EpoTrlError: If several processes are wanted, and the command line or a config is invalid.
     """
-    first = FirstParser()
+    first = argparse.ArgumentParser(f"epo-trl {name}", add_help=False, allow_abbrev=False)
     for option in ("accelerate_config", *LAUNCH_OPTIONS):
         first.add_argument(f"--{option}", f"--{option.replace('_', '-')}")
     asked, rest = first.parse_known_args(argv)
@@ -81,17 +81,18 @@ def run_recipe(
     if not argv and list_configs(command):
         say(overview(program, command, fixed or {}))
         return 0
-    first = FirstParser()
+    first = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
     first.add_argument("--check", nargs="*")
-    checked, options = first.parse_known_args(argv or ["--help"])
+    first.add_argument(TRACEBACK, action="store_true")
+    given, options = first.parse_known_args(argv or ["--help"])
 
     def run(*config: str) -> None:
-        words = [*config, *(option for option in options if option != TRACEBACK)]
         with suppress(ConfigIsValid):
-            main(read_command_line(words, check_only=checked.check is not None, program=program, fixed=fixed))
+            check = given.check is not None
+            main(read_command_line([*config, *options], check_only=check, program=program, fixed=fixed))
 
-    if checked.check:
-        return max([run_program(file, partial(run, "--config", file), argv) for file in checked.check])
+    if given.check:
+        return max([run_program(file, partial(run, "--config", file), argv) for file in given.check])
     hide_warnings()
     with saving_at_ctrl_c(program):
         return run_program(f"{program}: error", run, argv)
