@@ -97,27 +97,3 @@ def test_a_notebook_runs_and_gives_what_is_stored_in_it(path, tmp_path, tmp_path
     compared = [cell for cell in stored.cells if cell.cell_type == "code"]
     differ = {i: stale(old, new) for i, (old, new) in enumerate(zip(compared, cells, strict=True)) if stale(old, new)}
     assert not differ, f"{AGAIN}; {differ}"
-
-
-def cell(text, *tags, kind="stream"):
-    nbformat = pytest.importorskip("nbformat")
-    output = nbformat.v4.new_output(kind, **({"text": text} if kind == "stream" else {"data": {"text/plain": text}}))
-    return nbformat.v4.new_code_cell(outputs=[output], metadata={"tags": list(tags)})
-
-
-@pytest.mark.parametrize(
-    ("stored", "tag", "fresh", "is_stale"),
-    [
-        ("step 1  loss 0.25\n", "same-everywhere", "step 1  loss 0.25\n", False),
-        ("step 1  loss 0.25\n", "same-everywhere", "step 1  loss 0.26\n", True),
-        ("step  1  loss 0.25\n", "same-form", "step 12  loss -1.5e-3\n", False),
-        ("step 1  loss 0.25\n", "same-form", "step 1  loss 0.25  turns 3\n", True),
-        ("won", "any", "lost", False),
-    ],
-)
-def test_a_stale_output_is_told_from_one_that_differs_by_nature(stored, tag, fresh, is_stale):
-    assert (stale(cell(stored, tag), cell(fresh)) is not None) is is_stale
-
-
-def test_an_output_of_another_kind_is_stale():
-    assert stale(cell("won"), cell("won", kind="display_data"))

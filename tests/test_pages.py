@@ -6,7 +6,6 @@ import re
 from dataclasses import fields
 from pathlib import Path
 from statistics import fmean, stdev
-from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -142,30 +141,6 @@ def test_every_metric_has_a_meaning_and_says_what_is_healthy():
     found = [row for row in rows(page("metrics.md")) if row[0].startswith("`")]
     assert len(found) > 70
     assert [row for row in found if len(row) != 4 or not row[1] or not row[3]] == []
-
-
-def contrast(one, other):
-    """Returns WCAG's ratio of two colours, #rgb or #rrggbb."""
-
-    def light(colour):
-        digits = colour.lstrip("#")
-        digits = digits if len(digits) == 6 else "".join(2 * digit for digit in digits)
-        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-        parts = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True)) + 0.05
-
-    high, low = sorted((light(one), light(other)), reverse=True)
-    return high / low
-
-
-def test_the_picture_of_an_rl_step_can_be_read_on_light_and_on_dark():
-    assert contrast("#fff", "#000000") == pytest.approx(21)
-    tree = ElementTree.parse(ROOT / "docs" / "rl_step.svg")
-    boxes = {node.get("fill") for node in tree.iter() if node.tag.endswith("rect")} - {"none"}
-    outside = {node.get("fill") for node in tree.iter() if node.tag.endswith("text")} - {"#fff"}
-    assert boxes and outside
-    assert min(contrast("#fff", box) for box in boxes) > 4.5  # white words in them
-    assert min(contrast(colour, ground) for colour in outside for ground in ("#fff", "#0d1117")) > 3.5
 
 
 def test_the_table_of_the_plain_games_is_that_of_the_reports():

@@ -16,11 +16,8 @@ from epo_trl.cli import evaluation
 from epo_trl.cli.evaluation import EvaluationArguments, load_task_lists
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.cli.options import AlgorithmArguments, read_command_line
-from epo_trl.envs.alfworld.alfworld_suite import AlfworldArguments
-from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import environment_arguments
 from epo_trl.envs.toy import ToySuite
-from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
 from epo_trl.lab.study.config import load_study, plan
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
@@ -241,22 +238,10 @@ def test_an_evaluation_without_tasks_is_refused():
         load_task_lists(EvaluationArguments(splits=[]), ToySuite())
 
 
-def test_a_list_that_a_suite_lacks_is_named_even_if_the_suite_does_not_check_it(monkeypatch):
-    monkeypatch.setattr(ToySuite, "splits", ("train", "iid"))
-    monkeypatch.setattr(ToySuite, "task_ids", lambda self, split: {"train": ["train/0"], "iid": ["iid/0"]}[split])
-    with pytest.raises(EnvError, match="split: expected one of train, iid .*got 'ood'"):
-        load_task_lists(EvaluationArguments(), ToySuite())
-
-
 def test_the_evaluation_of_the_pretrained_recipe_plays_its_lists_as_its_run_does():
     files = (RECIPES / "alfworld" / f"{name}.yaml" for name in ("pretrained", "eval_pretrained"))
     rl, own = (yaml.safe_load(file.read_text()) for file in files)
     assert own == {name: rl[name] for name in own} and {"n_iid", "max_prompt_length", "protocol"} <= own.keys()
-
-
-def test_an_unknown_kind_of_games_is_refused():
-    with pytest.raises(InputError, match="games: expected .*generated.*got 'real'"):
-        AlfworldArguments(games="real")
 
 
 @dataclass
@@ -278,20 +263,6 @@ def test_the_config_says_which_environment_a_general_recipe_plays(tmp_path):
     assert (suite.move_limit, args.output_dir) == (5, str(tmp_path))
     suite, _ = parse_recipe(SFTConfig, argv=["--config", str(config), "--size", "7"])
     assert suite.move_limit == 7
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ([], "expected one of alfworld"),
-        (["--environment", "alfred"], "expected 'alfworld'.*got 'alfred'"),
-        (["--environment", "no_such_module:Arguments"], "cannot be imported"),
-        (["--environment", "epo_trl.envs.alfworld.alfworld_suite:Nothing"], "cannot be imported"),
-    ],
-)
-def test_an_environment_that_is_not_there_is_an_error_that_names_it(name, says):
-    with pytest.raises(EnvError, match=f"environment: .*{says}"):
-        parse_recipe(SFTConfig, argv=name)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -101,26 +100,3 @@ def test_a_notebook_is_a_page_with_what_its_cells_have_shown(small):
     page = (built(small, small / "site") / "book.ipynb.html").read_text()
     assert "as &lt;it&gt; is" in page and "<td>b</td>" in page and "<i>soft</i>" in page and "base64,QUJD" in page
     assert "object" not in re.sub(r"(?s)<(script|style).*?</\1>", "", page)
-
-
-# Names the tables, and the blocks of code that hold one drawn with lines, of which a part lies outside the page.
-CUT = """<script>addEventListener("load", () => {
-  const drawn = (e) => e.tagName === "TABLE" || /─/.test(e.textContent);
-  const all = [...document.querySelectorAll("table, pre code")].filter(drawn);
-  const frame = (e) => e.closest(".md-typeset__scrollwrap") || e;
-  const cut = all.filter((e) => frame(e).scrollWidth > frame(e).clientWidth + 1);
-  const words = cut.map((e) => e.textContent.trim().slice(0, 40).replace(/\\s+/g, " "));
-  document.body.append(`${all.length} tables, cut: [${words.join("; ")}]`);
-});</script></body>"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="no browser")
-def test_no_table_of_the_home_page_is_cut_on_a_laptop(site, tmp_path):
-    page = site / "measured.html"
-    page.write_text((site / "index.html").read_text().replace("</body>", CUT))
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
-    command += ["--window-size=1366,768", f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    (count, cut) = re.search(r"(\d+) tables, cut: \[(.*?)\]</body>", dom, re.DOTALL).groups()
-    assert int(count) >= 3 and cut == ""
