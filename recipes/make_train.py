@@ -11,7 +11,6 @@ other settings, the recipe fails and names them.
 """
 
 import argparse
-import hashlib
 import json
 import signal
 import subprocess
@@ -56,26 +55,12 @@ ALGORITHMS = {
     "ppo_epo": Algorithm("ppo_epo.py", "ppo_tiny_cpu"),
     "ppo": Algorithm("ppo_epo.py", "ppo_tiny_cpu", NO_EPO),
 }
-FINISHED = "_finished.json"  # the last file that a run writes
-SEEN = "_make_train.sha256"  # checksum of the run that `run` has finished
 
 
 def run(script: str, config: Path, output_dir: Path, seed: int, *overrides: str) -> None:
-    """Runs a recipe to its end, unless this very run has finished before.
-
-    Whenever anything is new, the recipe decides: it leaves a finished run unchanged, and rejects other settings.
-    """
+    """Runs a recipe to its end. It leaves a finished run unchanged, and rejects other settings."""
     command = [sys.executable, str(RECIPES / script), "--config", str(config)]
     command += ["--output_dir", str(output_dir), "--seed", str(seed), *overrides]
-    seen, end = output_dir / SEEN, output_dir / FINISHED
-
-    def checksum() -> str:
-        asked = [command[1:], config.read_text(encoding="utf-8"), end.read_text(encoding="utf-8")]
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-
-    if seen.is_file() and end.is_file() and seen.read_text(encoding="utf-8") == checksum():
-        sys.stderr.write(f"{output_dir} is finished\n")
-        return
     sys.stderr.write(f"$ {' '.join(command)}\n")
     # Ctrl-C reaches the recipe too, which saves a checkpoint: wait for it.
     before = signal.signal(signal.SIGINT, lambda *_: None)
@@ -83,7 +68,6 @@ def run(script: str, config: Path, output_dir: Path, seed: int, *overrides: str)
         subprocess.run(command, check=True)
     finally:
         signal.signal(signal.SIGINT, before)
-    seen.write_text(checksum(), encoding="utf-8")
 
 
 def read_reports(run_dir: Path) -> dict[str, list[EvalReport]]:
