@@ -45,7 +45,7 @@ def test_prompts_and_answers_are_those_of_a_policy_that_plays_like_the_expert(to
     [
         (
             {"max_prompt_length": 3},
-            "episodes: expected at least one demonstration, got none from 4 .* no prompt fits into max_prompt_len",
+            "episodes: expected at least one demonstration, got none from 4.* no prompt fits into max_prompt_len",
         ),
         ({"demonstrated_types": ["cook"]}, r"demonstrated_types: expected .*, got \['cook'\]"),
     ],

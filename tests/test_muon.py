@@ -80,5 +80,5 @@ def test_a_warm_start_with_muon_resumes_with_equal_weights(tmp_path):
 def test_sharded_weights_are_refused(tmp_path):
     trainer = make_warm_start(tmp_path, [[3, 4]], muon_learning_rate=1e-2)
     trainer.is_deepspeed_enabled = True
-    with pytest.raises(ValueError, match="muon_learning_rate: expected None where weights are sharded, got 0.01"):
+    with pytest.raises(ValueError, match="muon_learning_rate: expected null with DeepSpeed or FSDP, got 0.01"):
         trainer.create_optimizer()

@@ -123,8 +123,8 @@ def test_a_named_recipe_has_the_options_of_its_environment_and_algorithm(
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ("scienceworld/tiny_cpu", "environment: expected 'alfworld', which this recipe trains, got 'scienceworld'"),
-        ("alfworld/ppo_tiny_cpu", "algorithm: expected 'grpo', which this recipe trains, got 'ppo'"),
+        ("scienceworld/tiny_cpu", "environment: expected 'alfworld', as this recipe has it, got 'scienceworld'"),
+        ("alfworld/ppo_tiny_cpu", "algorithm: expected 'grpo', as this recipe has it, got 'ppo'"),
     ],
 )
 def test_a_recipe_refuses_a_config_for_another_environment_or_algorithm(config, says, monkeypatch, capsys):
@@ -132,7 +132,7 @@ def test_a_recipe_refuses_a_config_for_another_environment_or_algorithm(config, 
     monkeypatch.setattr("sys.argv", [recipe, "--config", str(ROOT / "recipes" / f"{config}.yaml")])
     with pytest.raises(SystemExit, match="^1$"):
         runpy.run_path(recipe, run_name="__main__")
-    error = f"alfworld_grpo_epo.py: error: {says}; recipes/train.py trains any config\n"
+    error = f"alfworld_grpo_epo.py: error: {says}; use recipes/train.py\n"
     assert capsys.readouterr().err == error
 
 

@@ -61,23 +61,17 @@ def demonstrations(
     """Plays the expert and returns its successes, or with `keep_lost` all finished episodes, as training examples.
 
     A row is a turn (windowed context) or an episode (concatenated context). It has `input_ids`, and `labels` that are
-    -100 except on the responses.
+    -100 except on the responses. `seed` is that of the expert and of the prompt tokens that become labels; `end_ids`
+    end a response of the policy, by default the tokenizer's end of sequence.
 
-    Args:
-        suite: The tasks.
-        tokenizer: Tokenizer of the policy.
-        args: Episodes and their format.
-        seed: Seed for the expert and for the choice of prompt tokens that become labels.
-        end_ids: Ids of the tokens that end a response of the policy; by default the tokenizer's end of sequence.
+    Raises:
+        InputError: If there is no demonstration.
     """
     shots = args.few_shot_of(suite)
     context = args.build_context(suite, tokenizer, shots, args.context, args.history_length, end_ids=end_ids)
+    wanted = args.max_turns, args.episodes
     types = args.demonstrated_types
-    ids: Sequence[str] = (
-        tasks_of_types(suite, types, args.max_turns, args.episodes)
-        if types
-        else suite.demonstration_tasks("train", args.max_turns, args.episodes)
-    )
+    ids = tasks_of_types(suite, types, *wanted) if types else suite.demonstration_tasks("train", *wanted)
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes if ids else 0)]
     with progress_bar(len(tasks), "expert episodes") as bar:
         episodes = expert_episodes(
@@ -93,9 +87,8 @@ def demonstrations(
         shown = [turns for turns in episodes if turns]
     if not shown:
         raise InputError(
-            f"episodes: expected at least one demonstration, got none from {args.episodes} episodes: the expert solved "
-            f"none within max_turns ({args.max_turns}), or no prompt fits into max_prompt_length "
-            f"({args.max_prompt_length})"
+            f"episodes: expected at least one demonstration, got none from {args.episodes}: the expert solved none "
+            f"within max_turns ({args.max_turns}), or no prompt fits into max_prompt_length ({args.max_prompt_length})"
         )
     return training_examples(shown, args.context, args.prompt_label_rate, seed)
 
@@ -222,10 +215,8 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
         args = self.args
         if args.muon_learning_rate is not None and self.optimizer is None:
             if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-                raise InputError(
-                    f"muon_learning_rate: expected None where weights are sharded, got {args.muon_learning_rate}; use "
-                    "DDP or leave it out"
-                )
+                got = args.muon_learning_rate
+                raise InputError(f"muon_learning_rate: expected null with DeepSpeed or FSDP, got {got}")
             self.optimizer = make_muon(
                 self.model,
                 lr=args.learning_rate,

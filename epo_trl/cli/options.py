@@ -25,6 +25,7 @@ from epo_trl.yaml_files import read_yaml
 # A link to the folder `recipes` in the repository, a copy of its configs in an installed package.
 RECIPES = Path(__file__).parents[1] / "recipes"
 HELP_ALL = "--help-all"
+NOTHING: Mapping[str, str] = {}
 EPILOG = f"""{HELP_ALL} adds the options of TRL and transformers, such as --learning_rate. --check [FILE ...] only
 checks the options, or configs. --traceback shows the traceback of every error. accelerate launch starts several
 processes: --accelerate_config NAME_OR_FILE, --num_processes, --num_machines, --machine_rank, --main_process_ip,
@@ -73,11 +74,7 @@ class ConfigIsValid(Exception):  # noqa: N818 - not an error: it ends a program 
 
 
 def read_command_line(
-    argv: Sequence[str],
-    *,
-    check_only: bool = False,
-    program: str = "epo-trl",
-    fixed: Mapping[str, str] | None = None,
+    argv: Sequence[str], *, check_only: bool = False, program: str = "epo-trl", fixed: Mapping[str, str] = NOTHING
 ) -> CommandLine:
     """Reads a command line and the YAML file after `--config`.
 
@@ -91,23 +88,18 @@ def read_command_line(
         EnvError: If there is no environment.
         InputError: If there is no such config, or its environment or algorithm is not the recipe's.
     """
-    fixed = fixed or {}
     first = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
     for name in ("config", "environment", "algorithm"):
         first.add_argument(f"--{name}")
     given, _ = first.parse_known_args(argv)
     config = find_config(given.config) if given.config else None
     values = read_yaml(config, "--config") if config else {}
-    chosen = {
-        name: getattr(given, name) or values.get(name) or fixed.get(name) for name in ("environment", "algorithm")
-    }
+    chosen = {**values, **{name: value for name, value in vars(given).items() if value is not None}}
     for name, only in fixed.items():
-        if chosen[name] != only:
-            raise InputError(
-                f"{name}: expected {only!r}, which this recipe trains, got {chosen[name]!r}; recipes/train.py trains "
-                "any config"
-            )
-    environment, algorithm = chosen["environment"], chosen["algorithm"] or AlgorithmArguments.algorithm
+        if chosen.setdefault(name, only) != only:
+            got = chosen[name]
+            raise InputError(f"{name}: expected {only!r}, as this recipe has it, got {got!r}; use recipes/train.py")
+    environment, algorithm = chosen.get("environment"), chosen.get("algorithm", AlgorithmArguments.algorithm)
     if not environment and {"-h", "--help", HELP_ALL}.isdisjoint(argv):
         raise EnvError(
             f"environment: expected one of {', '.join(ENVIRONMENTS)} or 'module:Class', in the YAML or as an option, "
@@ -174,15 +166,12 @@ class RecipeParser(TrlParser):
             epilog=EPILOG,
         )
         known = {action.dest for action in self._actions}
-        for name in line.values:
-            if name not in known:
-                self.error(
-                    f"{name}: no option of {self.prog}, in {config_name(line.config)}{did_you_mean(name, known)}"
-                )
+        if unknown := self.set_defaults_with_config(**line.values):
+            name, file = unknown[0].removeprefix("--"), config_name(line.config)
+            self.error(f"{name}: no option of {self.prog}, in {file}{did_you_mean(name, known)}")
         check_types(line.values, self.dataclass_types, line.config)
-        self.set_defaults_with_config(**line.values)
-        words = {name: value for name, value in line.values.items() if isinstance(value, str)}
-        self.words = [*(f"--{name}={value}" for name, value in words.items()), *line.options]
+        strings = {name: value for name, value in line.values.items() if isinstance(value, str)}
+        self.words = [*(f"--{name}={value}" for name, value in strings.items()), *line.options]
         if HELP_ALL not in line.options:
             theirs = names_of_others(self.dataclass_types)
             for action in self._actions:

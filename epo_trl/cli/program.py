@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from epo_trl.cli import MODULES
 from epo_trl.cli.base import TRACEBACK, rank, run_program, say
 from epo_trl.cli.options import (
+    NOTHING,
     RECIPES,
     CommandLine,
     ConfigIsValid,
@@ -64,9 +65,7 @@ def _main_of(command: str) -> Main:
     return lambda line: import_module(MODULES[command][0]).main(line)  # loads torch, after the first checks
 
 
-def run_recipe(
-    main: Main, program: str, argv: Sequence[str], command: str, fixed: Mapping[str, str] | None = None
-) -> int:
+def run_recipe(main: Main, program: str, argv: Sequence[str], command: str, fixed: Mapping[str, str] = NOTHING) -> int:
     """Runs the `main` of a recipe and returns its exit code. Without arguments it only lists configs, or its options.
 
     `--check FILE ...` only checks these configs, and `--check` after other options only checks these.
@@ -79,7 +78,7 @@ def run_recipe(
         fixed: See `read_command_line`.
     """
     if not argv and list_configs(command):
-        say(overview(program, command, fixed or {}))
+        say(overview(program, command, fixed))
         return 0
     first = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
     first.add_argument("--check", nargs="*")
