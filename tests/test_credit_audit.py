@@ -1,15 +1,11 @@
 """The audit of credits: its estimates against the exact advantages of the corridor, its statistics, its command."""
 
-import io
 import json
 import random
 import re
 import shutil
-from collections import Counter
-from copy import copy
 from functools import cache
 from statistics import fmean
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +13,6 @@ import torch
 from corridor import DOORS, CorridorSuite, door_on
 from method_batches import record_calls
 from peft import LoraConfig, PeftModel
-from rich.console import Console
 from trainer_kit import make_episode, make_episodes, make_model, make_ppo, make_trainer
 from transformers import AutoModelForCausalLM
 
@@ -29,12 +24,10 @@ from epo_trl.envs.trap import HATCH, Trap, TrapSuite, go_through
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.errors import InputError
 from epo_trl.lab.credit_audit import AuditPlan, Player, compare, list_estimators, play_round
-from epo_trl.lab.credit_audit.audited_round import record, true_advantages
 from epo_trl.lab.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
 from epo_trl.lab.credit_audit.estimators import build_batch, turn_credits
-from epo_trl.lab.credit_audit.program import Audit
-from epo_trl.lab.credit_audit.report import make_table
-from epo_trl.lab.credit_audit.statistics import Agreement, Comparison, Interval
+from epo_trl.lab.credit_audit.rounds import record, true_advantages
+from epo_trl.lab.credit_audit.statistics import Interval
 from epo_trl.methods.archer import ArCHer, Transitions, TwinCritics
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
@@ -220,27 +213,13 @@ def test_the_sign_counts_turns_with_a_clear_advantage_only():
     found = compare({"grpo": [1.0, -1.0, -1.0, 5.0]}, halves, ["a", "b", "c", "d"])
     assert found.clear_turns == 3
     assert found.agreements["grpo"].sign.value == pytest.approx(2 / 3)
-
-
-def test_an_advantage_of_0_is_not_clear_without_noise():
-    """Two of three turns have an advantage, and the credit has the sign of one."""
+    # Without noise an advantage of 0 is not clear: two of three turns have one, and the credit has the sign of one.
     found = compare({"grpo": [1.0, -1.0, 1.0]}, [(0.0, 0.0), (-2.0, -2.0), (-1.0, -1.0)], ["a", "b", "c"])
     assert (found.clear_turns, found.agreements["grpo"].sign.value) == (2, 0.5)
 
 
 def test_an_interval_is_written_without_leading_zeros():
     assert str(Interval(0.254, -0.1, 10.5)) == ".25 [-.10, 10.50]"
-
-
-def test_the_table_fits_a_terminal_of_80_columns():
-    wide, share = Interval(-0.254, -0.111, -0.999), Interval(0.5, 0.45, 0.55)
-    found = Comparison({"graph-gpo, last 3": Agreement(wide, wide, share, 0.25)}, 100, 10, 5, 1.0, 1.0)
-    console = Console(width=80, file=io.StringIO())
-    console.print(make_table(found, "Credit audit of runs/[b]/[/x]"))
-    shown = console.file.getvalue()
-    assert "Credit audit of runs/[b]/[/x]" in shown, "a name is no markup"
-    assert "graph-gpo, last 3" in shown and "-.25 [-.11, -1.00]" in shown and ".50 [.45, .55]" in shown
-    assert "25%" in shown and "\u2026" not in shown
 
 
 # ---------------------------------------------------------------------------------------------------------- rounds
@@ -321,52 +300,6 @@ def test_a_round_closes_all_environments_and_those_of_continuations_as_they_end(
     round_of(suite, 0, parallel=4, on_progress=count_open)
     assert set(map(id, opened)) == set(map(id, closed)) and len(opened) > 100
     assert max(left) <= 6 * 8 + 4  # a copy before the only turn of each episode, and 4 continuations
-
-
-@pytest.mark.parametrize(("name", "number"), [("reset", 9), ("copy", 9), ("step", 9), ("copy", 59), ("step", 59)])
-def test_an_interrupted_round_closes_all_environments(name, number, monkeypatch):
-    """48 episodes of one turn, before each of which there is a copy; then copies to continue from."""
-    opened, closed, calls = [], [], Counter()
-
-    class Interrupted(Trap):
-        def __init__(self, *args):
-            super().__init__(*args)
-            opened.append(self)
-
-        def reset(self, **options):
-            self.count("reset")
-            return super().reset(**options)
-
-        def step(self, action):
-            self.count("step")
-            return super().step(action)
-
-        def copy(self):
-            self.count("copy")
-            opened.append(twin := super().copy())
-            return twin
-
-        def close(self):
-            closed.append(self)
-
-        def count(self, method):
-            calls[method] += 1
-            if (method, calls[method]) == (name, number):
-                raise KeyboardInterrupt
-
-    suite = TrapSuite()
-    monkeypatch.setattr(suite, "make_env", lambda: Interrupted(3, 4, 0.35, 12))
-    with pytest.raises(KeyboardInterrupt):
-        round_of(suite, 0, parallel=8)
-    assert set(map(id, opened)) == set(map(id, closed)) and len(opened) >= 48
-
-
-def test_the_audit_closes_the_copy_that_it_makes_to_see_whether_it_can(monkeypatch):
-    opened = []
-    monkeypatch.setattr(Trap, "copy", lambda self: opened.append(twin := copy(self)) or twin)
-    monkeypatch.setattr(Trap, "close", lambda self: opened.remove(self) if self in opened else None)
-    audit = SimpleNamespace(suite=TrapSuite(), args=SimpleNamespace(seed=0), tasks=["train/0"])
-    assert Audit._has_state_keys(audit) is False and opened == []
 
 
 # ---------------------------------------------------------------------------------------------------------- copies
@@ -557,7 +490,7 @@ def test_the_command_writes_its_results_and_continues_where_it_stopped(run, caps
     assert report["tasks"] == 4 and report["episodes"] == 8 and report["turns"] == 12
     assert {"grpo", "gigpo", "hgpo", "rloo"} <= report["agreements"].keys()
     assert "archer" in report["left_out"]
-    assert "| grpo |" in (files / "report.md").read_text(encoding="utf-8")
+    assert "| grpo " in (files / "report.md").read_text(encoding="utf-8")
     assert (files / "report.png").stat().st_size > 1000
     monkeypatch.setattr("epo_trl.lab.credit_audit.program.play_round", None)  # nothing is left to play
     run.audit(tasks=4)
@@ -569,22 +502,15 @@ def test_more_tasks_extend_an_audit_and_fewer_lose_nothing(run, monkeypatch):
         run.audit(tasks=count)
         rounds = [run.read(path.stem) for path in sorted((run.folder / "credit_audit").glob("round-*.json"))]
         assert all(set(one["task"]) == set(one["tasks"]) for one in rounds)
-        return [one["tasks"] for one in rounds], run.read("report")
+        return [one["tasks"] for one in rounds], run.read("report")["tasks"]
 
-    (first, [third]), report = tasks_of_rounds(3)
-    assert report["tasks"] == 3
-    rounds, report = tasks_of_rounds(5)
+    (first, [third]), count = tasks_of_rounds(3)
+    assert count == 3
+    rounds, count = tasks_of_rounds(5)
     assert rounds[:2] == [first, [third, rounds[1][1]]]
-    assert report["tasks"] == len(set(sum(rounds, []))) == 5
+    assert count == len(set(sum(rounds, []))) == 5
     monkeypatch.setattr("epo_trl.lab.credit_audit.program.play_round", None)  # whole rounds are kept
     assert tasks_of_rounds(3)[0] == rounds
-
-
-def test_a_round_that_is_to_be_extended_is_kept_when_the_time_is_up(run):
-    run.audit(tasks=3)
-    run.audit(tasks=6, minutes=-1)
-    assert run.read("round-001")["tasks"] == run.read("round-001")["task"][:1]
-    assert run.read("report")["tasks"] == 3
 
 
 def test_the_report_counts_the_tasks_that_an_error_left_out(run, capsys, monkeypatch):
@@ -605,10 +531,10 @@ def test_the_report_counts_the_tasks_that_an_error_left_out(run, capsys, monkeyp
     capsys.readouterr()
     run.audit(tasks=4)
     report, shown = run.read("report"), " ".join(capsys.readouterr().out.split())
-    said, error = "left out for an error of the environment: 1", "RuntimeError: [b]engine[/x] crashed"
+    error = "RuntimeError: [b]engine[/x] crashed"
+    said = f"Left out: {min(failing)} ({error})."
     assert report["tasks"] == 3 and report["aborted"] == dict.fromkeys(failing, error)
-    assert f"{said} ({min(failing)}: {error})" in shown
-    assert f"{said}." in (run.folder / "credit_audit" / "report.md").read_text(encoding="utf-8")
+    assert said in shown and said in (run.folder / "credit_audit" / "report.md").read_text(encoding="utf-8")
     failing = None
     shutil.rmtree(run.folder / "credit_audit")
     refused = run.refused(capsys)
@@ -631,8 +557,6 @@ def test_the_credits_of_a_critic_are_audited_too(run, capsys):
     assert np.std(found["turn, lambda 0"]) > 0 and found["turn, lambda 0"] != found["turn"]
     refused = run.refused(capsys, *PPO, "--gae_lambda", "0.5")
     assert "(credit outcome.gae_lambda: 1.0 there, 0.5 now)" in refused
-    there = "{'gamma': 1.0, 'gae_lambda': 1.0} there"
-    assert f"(credit outcome: {there}, nothing now)" in run.refused(capsys)
 
 
 def test_archers_critics_are_a_row_of_the_audit(run):
@@ -685,12 +609,8 @@ def test_a_command_that_cannot_work_says_why(run, capsys):
     assert "continuations: expected an even number" in run.refused(capsys, continuations=3)
     assert "critic.safetensors" in run.refused(capsys, *PPO)
     assert "RUN: expected the output folder of a run" in run.refused(capsys, policy=run.folder / "nowhere")
-
-
-def test_a_run_whose_prompts_do_not_fit_is_refused_with_the_setting(run, capsys):
-    run.save_critic()
-    error = run.refused(capsys, *PPO, "--max_prompt_length", "3")
-    assert "max_prompt_length: expected room for the first prompt of a task, got 3" in error
+    error = "max_prompt_length: expected room for the first prompt, got 3"
+    assert error in run.refused(capsys, "--max_prompt_length", "3")
 
 
 GATE = '{"gated": {"threshold": 0, "weight": 1}}'
@@ -698,5 +618,4 @@ GATE = '{"gated": {"threshold": 0, "weight": 1}}'
 
 @pytest.mark.parametrize("own", [("--policy_method", "dapo"), ("--credit", "gated", "--method_kwargs", GATE)])
 def test_a_run_with_rewards_of_its_own_is_refused(run, capsys, own):
-    error = run.refused(capsys, *own)
-    assert f"{own[0][2:]}: expected no method with rewards of its own, got {own[1]!r}" in error
+    assert f"config: expected no method with rewards of its own, got {own[1]!r}" in run.refused(capsys, *own)

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from epo_trl.errors import InputError
-from epo_trl.lab.study.config import Arm, Part, Study, StudyRun
+from epo_trl.lab.study.config import Arm, Study, StudyRun
 from epo_trl.lab.study.outcomes import judge
 from epo_trl.lab.study.record import (
     COMPLETE,
@@ -149,7 +149,7 @@ def test_a_run_that_reaches_a_level_exactly_does_so_by_its_record(tmp_path, wins
     """64 of 80 and 48 of 60 episodes."""
     run = run_of(tmp_path)
     trained(run.folder, log=[{"step": step, SUCCESS: won / episodes} for step, won in enumerate(wins, 1)])
-    arm, levels = Arm("a", Part(Path("r.py"), Path("c.yaml"), {}), (1,)), {"solved": 0.8, "trapped": 0.8}
+    arm, levels = Arm("a", Path("r.py"), Path("c.yaml"), {}, (1,)), {"solved": 0.8, "trapped": 0.8}
     study = Study(name="s", path=tmp_path, warm_start=None, arms=(arm,), baseline="a", window=5, smooth=5, **levels)
     (outcome,) = judge(study, [kept(tmp_path, collect(run, 1.0))]).itertuples()
     assert outcome.solved_at == 5 and not outcome.solved and not outcome.trapped  # above or below, not at

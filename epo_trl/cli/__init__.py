@@ -31,7 +31,7 @@ COMMANDS = {
         "study": ("epo_trl.lab.study.command", False, "run methods x seeds from one YAML file and write a report"),
         "plot": ("epo_trl.lab.plots", False, "draw reward, success and entropy curves of runs"),
         "audit-credit": (
-            "epo_trl.lab.credit_audit.command",
+            "epo_trl.lab.credit_audit.program",
             True,
             "compare the credit of each turn with its true advantage, by continuations from copied states",
         ),

@@ -1,8 +1,8 @@
-"""What the critics of a run read in recorded episodes, and what they say about them: PPO's, and ArCHer's."""
+"""Evaluates the saved critics of a run on recorded episodes: PPO's, and ArCHer's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.types import Episode
 
 _SEQUENCES = 64  # in one forward pass
-_Place = tuple[int, int, int]  # sequence, index of the token before a response, tokens of the response
 
 
 class SavedCritic:
@@ -61,15 +60,10 @@ class SavedCritic:
 
     def _of_turns(self, episode: Episode) -> Tensor:
         """Returns (T,) values before each response token of an episode."""
-        sequences, places = _sequences(episode, windowed=self._context.is_windowed)
-        values = [
-            row.float().cpu()
-            for ids in _padded(sequences, self._model.device)
-            for row in self._model(input_ids=ids, values_only=True).state_values
-        ]
-        found = [values[row][before : before + count] for row, before, count in places]
+        forward = lambda ids: self._model(input_ids=ids, values_only=True).state_values  # noqa: E731
+        found = _at_turns(episode, self._context, self._model.device, forward)
         # Of two heads, the first gives the value of a turn's first token.
-        rows = [torch.cat([one[:1, 0], one[1:, 1]]) if self.has_two_heads else one for one in found]
+        rows = [torch.cat([one[:1, 0], one[1:-1, 1]]) if self.has_two_heads else one[:-1] for one in found]
         return torch.cat(rows) if rows else torch.zeros(0)
 
 
@@ -107,17 +101,11 @@ class ReferenceFeatures:
 
     def _of_turns(self, episode: Episode) -> tuple[Tensor, Tensor]:
         """Returns (K, D) states and actions of an episode."""
-        sequences, places = _sequences(episode, windowed=self._context.is_windowed)
-        hidden = [
-            row.float().cpu()
-            for ids in _padded(sequences, self._device)
-            for row in self._backbone(input_ids=ids, use_cache=False).last_hidden_state
-        ]
-        if not places:
+        forward = lambda ids: self._backbone(input_ids=ids, use_cache=False).last_hidden_state  # noqa: E731
+        found = _at_turns(episode, self._context, self._device, forward)
+        if not found:
             return (torch.zeros(0, self._backbone.config.get_text_config().hidden_size),) * 2
-        states = torch.stack([hidden[row][before] for row, before, _ in places])
-        actions = torch.stack([hidden[row][before + 1 : before + 1 + count].mean(0) for row, before, count in places])
-        return states, actions
+        return torch.stack([one[0] for one in found]), torch.stack([one[1:].mean(0) for one in found])
 
 
 class SavedArCHer(ArCHer):
@@ -145,22 +133,26 @@ def load_archer(path: Path, settings: dict[str, Any]) -> SavedArCHer:
     return method
 
 
-def _sequences(episode: Episode, *, windowed: bool) -> tuple[list[list[int]], list[_Place]]:
-    """Returns the token sequences of an episode, one per turn in windowed context, and where the responses are."""
+def _at_turns(
+    episode: Episode, context: ContextBuilder, device: torch.device, forward: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """Returns what `forward` computes from the last prompt token to the last response token of each turn.
+
+    A turn is a sequence of its own in windowed context; the padding is on the right, where no token sees it.
+    """
     sequences: list[list[int]] = []
-    places: list[_Place] = []
+    places: list[tuple[int, int, int]] = []  # sequence, index of the token before the response, length of the sequence
     for turn in episode.turns:
-        if not sequences or windowed:
+        if not sequences or context.is_windowed:
             sequences.append([])
         sequences[-1] += turn.prompt_ids
-        places.append((len(sequences) - 1, len(sequences[-1]) - 1, len(turn.response_ids)))
+        first = len(sequences[-1]) - 1
         sequences[-1] += turn.response_ids
-    return sequences, places
-
-
-def _padded(sequences: Sequence[list[int]], device: torch.device) -> Iterator[Tensor]:
-    """Yields (n, l) token ids of some sequences at a time, padded on the right, which no token sees."""
-    for first in range(0, len(sequences), _SEQUENCES):
-        part = sequences[first : first + _SEQUENCES]
+        places.append((len(sequences) - 1, first, len(sequences[-1])))
+    found: list[Tensor] = []
+    for start in range(0, len(sequences), _SEQUENCES):
+        part = sequences[start : start + _SEQUENCES]
         width = max(map(len, part))
-        yield torch.tensor([ids + [0] * (width - len(ids)) for ids in part], device=device)
+        ids = torch.tensor([each + [0] * (width - len(each)) for each in part], device=device)
+        found += forward(ids).float().cpu()
+    return [found[row][first:end] for row, first, end in places]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from epo_trl.errors import InputError
 from epo_trl.methods import METHODS, Batch, CriticValues, Method, Need, TurnFeatures
 from epo_trl.methods.anchors import Anchored
 from epo_trl.methods.gae import TurnGAE
@@ -18,7 +17,6 @@ from epo_trl.methods.token_statistics import per_turn_means
 from epo_trl.trainers.monitoring.zero_signal import equal_within_groups
 from epo_trl.types import Episode
 
-SCALES = ("group", "batch", "none")
 _LAST_OBSERVATIONS = 3
 
 
@@ -44,15 +42,17 @@ def list_estimators(
     left_out: dict[str, str] = {}
     for name in METHODS["credit"]:
         kind = load_class("credit", name)
-        reason = _why_not(kind, has_critic=gae is not None, has_two_heads=two_heads is not None)
-        if reason:
+        if reason := _why_not(kind, has_critic=gae is not None, has_two_heads=two_heads is not None):
             left_out[name] = reason
         elif Need.VALUES in kind.needs:
             found[name] = kind(**(gae or {}), **((two_heads or {}) if kind.token_weight else {}))
-        elif issubclass(kind, Anchored):
-            found |= _anchored(name, kind, state_keys)
         else:
             found[name] = kind()
+        if name in found and issubclass(kind, Anchored):
+            if kind().anchor_turns < _LAST_OBSERVATIONS:
+                found[f"{name}, last {_LAST_OBSERVATIONS}"] = kind(anchor_turns=_LAST_OBSERVATIONS)
+            if state_keys:
+                found[f"{name}, state"] = kind(anchor="state")
     if gae is not None:
         found["turn, lambda 0"] = TurnGAE(gamma=gae["gamma"], gae_lambda=0.0)
     if archer is not None:
@@ -62,28 +62,20 @@ def list_estimators(
 
 
 def _why_not(kind: type[Any], *, has_critic: bool, has_two_heads: bool) -> str:
-    if Need.VALUES in kind.needs and not has_critic:
-        return "the run has no critic"
-    if kind.token_weight and not has_two_heads:
-        return "the run's critic has one head"
-    if Need.VALUES in kind.needs and has_two_heads and kind is not TurnGAE and not kind.token_weight:
-        return "the run's critic has other values inside a turn"
-    if Need.FEATURES in kind.needs:
-        return "the run has no critics of it"
-    if kind.turn_rewards is not Method.turn_rewards:
-        return "it learns from other rewards"
-    if any(entry.init and entry.default is MISSING and entry.default_factory is MISSING for entry in fields(kind)):
-        return "it has settings without a default"
-    return ""
-
-
-def _anchored(name: str, kind: type[Any], state_keys: bool) -> dict[str, Method]:
-    found: dict[str, Method] = {name: kind()}
-    if kind().anchor_turns < _LAST_OBSERVATIONS:
-        found[f"{name}, last {_LAST_OBSERVATIONS}"] = kind(anchor_turns=_LAST_OBSERVATIONS)
-    if state_keys:
-        found[f"{name}, state"] = kind(anchor="state")
-    return found
+    reasons = {
+        "the run has no critic": Need.VALUES in kind.needs and not has_critic,
+        "the run's critic has one head": kind.token_weight and not has_two_heads,
+        "the run's critic has other values inside a turn": Need.VALUES in kind.needs
+        and has_two_heads
+        and kind is not TurnGAE
+        and not kind.token_weight,
+        "the run has no critics of it": Need.FEATURES in kind.needs,
+        "it learns from other rewards": kind.turn_rewards is not Method.turn_rewards,
+        "it has settings without a default": any(
+            entry.init and entry.default is MISSING and entry.default_factory is MISSING for entry in fields(kind)
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def build_batch(
@@ -123,8 +115,6 @@ def _padded(rows: Sequence[Sequence[float]], value: float) -> Tensor:
 
 def _relative(returns: Tensor, scale: str) -> Tensor:
     """Returns (groups, members) advantages as a trainer has them from the episodes' rewards."""
-    if scale not in SCALES:
-        raise InputError(f"scale_rewards: expected one of {', '.join(map(repr, SCALES))}, got {scale!r}")
     equal = equal_within_groups(returns.reshape(-1, 1), returns.shape[1])
     centred = (returns - returns.mean(1, keepdim=True)).masked_fill(equal.unsqueeze(1), 0.0)
     if scale == "none":
@@ -134,7 +124,7 @@ def _relative(returns: Tensor, scale: str) -> Tensor:
 
 
 def turn_credits(
-    estimators: Mapping[str, Method], batch: Batch, turns: Iterable[tuple[int, int]]
+    estimators: Mapping[str, Method], batch: Batch, turns: Sequence[tuple[int, int]]
 ) -> dict[str, list[float]]:
     """Returns the mean advantage that each credit gives to the tokens of some turns.
 
@@ -143,9 +133,8 @@ def turn_credits(
         batch: The batch.
         turns: Row and turn of each.
     """
-    chosen = list(turns)
     credits = {}
     for name, method in estimators.items():
         means, _ = per_turn_means(method.credit(batch).advantages, batch)
-        credits[name] = [float(means[row, turn]) for row, turn in chosen]
+        credits[name] = [float(means[row, turn]) for row, turn in turns]
     return credits

@@ -1,4 +1,4 @@
-"""Audits the policy of a run on its training tasks."""
+"""`epo-trl audit-credit`: audits the policy of a run on its training tasks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from random import Random
 from typing import Annotated, Any
 
 import torch
-from rich.console import Console
-from rich.text import Text
 from tqdm.auto import tqdm
 from trl import ModelConfig
 
 from epo_trl.bounds import Range, check_bounds, option
+from epo_trl.cli.base import say
+from epo_trl.cli.options import AlgorithmArguments, CommandLine, parse_options
+from epo_trl.cli.train import StartArguments, find_algorithm
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError, changed_settings, spelled
-from epo_trl.lab.credit_audit.audited_round import AuditPlan, Player, play_round
 from epo_trl.lab.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
 from epo_trl.lab.credit_audit.estimators import list_estimators
-from epo_trl.lab.credit_audit.report import draw, make_markdown, make_table
-from epo_trl.lab.credit_audit.statistics import Comparison, compare
+from epo_trl.lab.credit_audit.report import draw, make_markdown
+from epo_trl.lab.credit_audit.rounds import AuditPlan, Player, play_round
+from epo_trl.lab.credit_audit.statistics import compare
 from epo_trl.methods import build_methods
 from epo_trl.models import load_policy
 from epo_trl.models.generate import UNCHANGED, SamplingPolicy
@@ -64,17 +65,15 @@ class AuditArguments:
     audit_continuations: int = option(16, "Continuations from each state, an even number.")
     audit_parallel: int = option(256, "Episodes in one generation call.")
 
-    def plan(self, scale: Any) -> AuditPlan:
-        """Returns how much is played."""
-        return AuditPlan(
-            self.audit_group, self.audit_episodes, self.audit_continuations, self.audit_parallel, str(scale)
-        )
 
-    def check(self) -> None:
-        """Raises `InputError` for a folder that does not exist, or a number out of range."""
-        if not Path(self.audited_run).is_dir():
-            raise InputError(f"RUN: expected the output folder of a run, or a checkpoint, got {self.audited_run!r}")
-        check_bounds(self)
+def main(line: CommandLine) -> None:
+    """Parses the options and audits."""
+    config, _ = find_algorithm(line.algorithm)
+    types = (AlgorithmArguments, StartArguments, config, ModelConfig, AuditArguments)
+    suite, _, _, args, model_args, audit = parse_options(line, *types)
+    one = Audit(suite, args, model_args, audit)
+    with folder_lock(one.folder, "audit_folder"):
+        one.report(one.play())
 
 
 class Audit:
@@ -88,27 +87,35 @@ class Audit:
     """
 
     def __init__(self, suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, audit: AuditArguments) -> None:
-        audit.check()
+        if not Path(audit.audited_run).is_dir():
+            raise InputError(f"RUN: expected the output folder of a run, or a checkpoint, got {audit.audited_run!r}")
+        check_bounds(audit)
         self.suite, self.args, self.audit = suite, args, audit
         self.folder = Path(os.path.expanduser(audit.audit_folder or f"{audit.audited_run}/credit_audit"))
-        self.plan = audit.plan(args.scale_rewards)
-        methods = _settings_of_methods(args)
-        device = (
-            "cpu" if args.use_cpu or not torch.accelerator.is_available() else torch.accelerator.current_accelerator()
-        )
+        self.plan = AuditPlan(
+            audit.audit_group, audit.audit_episodes, audit.audit_continuations, audit.audit_parallel,
+            str(args.scale_rewards),
+        )  # fmt: skip
+        methods = build_methods(args, critic=args.has_critic)
+        if own := methods.overriding("turn_rewards"):
+            raise InputError(
+                f"config: expected no method with rewards of its own, got {own[0]!r}: the true advantages are those of "
+                "the rollout's rewards. Remove it and its method_kwargs from the config to audit the policy by these"
+            )
+        on_cpu = args.use_cpu or not torch.accelerator.is_available()
         load = partial(
             load_policy,
             suite=suite,
             template=args.template_for(suite),
-            device=device,
+            device="cpu" if on_cpu else torch.accelerator.current_accelerator(),
             seed=args.seed,
             trust_remote_code=args.trust_remote_code,
         )
-        model, self._tokenizer = load(replace(model_args, model_name_or_path=audit.audited_run))
-        self.rules = build_rules(args, suite, self._tokenizer, {"state_key": True})
+        model, tokenizer = load(replace(model_args, model_name_or_path=audit.audited_run))
+        self.rules = build_rules(args, suite, tokenizer, {"state_key": True})
         self.policy = SamplingPolicy(
             model,
-            self._tokenizer,
+            tokenizer,
             max_new_tokens=args.max_completion_length,
             temperature=args.temperature,
             others=_sampling_settings(args),
@@ -118,25 +125,28 @@ class Audit:
         if isinstance(args, EPOPPOConfig):
             gae = {"gamma": args.gamma, "gae_lambda": args.gae_lambda}
             self._values = SavedCritic(audit.audited_run, model, args, self.rules.context)
-            heads = methods.get("vetta", {}) if self._values.has_two_heads else None
+            heads = methods.settings().get("vetta", {}) if self._values.has_two_heads else None
         learned = Path(audit.audited_run) / METHODS
         if args.credit == "archer" and learned.is_file():
-            archer = load_archer(learned, {"seed": args.seed, **methods["archer"]})
+            archer = load_archer(learned, {"seed": args.seed, **methods.settings()["archer"]})
             self._features = ReferenceFeatures(load(model_args)[0], self.rules.context)
         self.estimators, self.left_out = list_estimators(
             state_keys=self._has_state_keys(), gae=gae, two_heads=heads, archer=archer
         )
         self._settings = self._find_settings(model_args)
-        self._check_folder()
+        path = self.folder / SETTINGS
+        if path.is_file() and (differ := changed_settings(read_state(path), self._settings)):
+            raise InputError(
+                f"audit_folder: expected a folder of this audit, got {self.folder} ({differ[0]}); use another folder, "
+                "or delete that one"
+            )
 
     def _has_state_keys(self) -> bool:
         """Returns whether the environment names its states. Raises `EnvError` if it cannot copy them."""
         env = self.suite.make_env()
-        try:
-            env.copy().close()  # before a reset, which may not know the option
-            _, info = env.reset(seed=self.args.seed, options={"task_id": self.tasks[0], "state_key": True})
-        finally:
-            env.close()
+        env.copy().close()  # before a reset, which may not know the option
+        _, info = env.reset(seed=self.args.seed, options={"task_id": self.tasks[0], "state_key": True})
+        env.close()
         return bool(info.get("state_key"))
 
     @property
@@ -148,15 +158,17 @@ class Audit:
 
     def _find_settings(self, model_args: ModelConfig) -> dict[str, Any]:
         """Returns all settings that affect the result, as JSON values."""
-        loading = {name: str(value) for name, value in asdict(model_args).items() if name != "model_name_or_path"}
         settings = {
             **{name: getattr(self.args, name) for name in sorted(_RULES)},
             **{f"plan_{name}": value for name, value in asdict(self.plan).items()},
-            **{f"credit {name}": _list_settings(method) for name, method in self.estimators.items()},
+            **{
+                f"credit {name}": {one.name: getattr(method, one.name) for one in fields(type(method)) if one.init}
+                for name, method in self.estimators.items()
+            },
             "round": self.audit.audit_round,
             "weights": what_model(self.audit.audited_run),
             "reference": what_model(model_args.model_name_or_path or "") if self._features else "",
-            "model": loading,
+            "model": {name: str(x) for name, x in asdict(model_args).items() if name != "model_name_or_path"},
             "template": self.rules.context.template.checksums(),
             "examples": self.rules.protocol.few_shot,
             "suite": self.suite.name,
@@ -165,34 +177,20 @@ class Audit:
         found: dict[str, Any] = json.loads(json.dumps(settings, default=str))
         return found
 
-    def _check_folder(self) -> None:
-        """Raises `InputError` if the folder holds another audit."""
-        path = self.folder / SETTINGS
-        if not path.is_file():
-            return
-        if differ := changed_settings(read_state(path), self._settings):
-            raise InputError(
-                f"audit_folder: expected a folder of this audit, got {self.folder} ({differ[0]}); use another folder, "
-                "or delete that one"
-            )
-
     def play(self) -> list[dict[str, Any]]:
         """Plays the missing rounds within the budget of minutes and returns all that are complete."""
         write_state(self.folder / SETTINGS, self._settings)
-        end = time.monotonic() + 60 * self.audit.audit_minutes
-        return list(self._rounds(end))
+        return list(self._rounds(time.monotonic() + 60 * self.audit.audit_minutes))
 
     def _rounds(self, end: float) -> Iterator[dict[str, Any]]:
         tasks, size = self.tasks, self.audit.audit_round
         for number, first in enumerate(range(0, len(tasks), size)):
             path, part = self.folder / f"round-{number:03}.json", tasks[first : first + size]
-            stored = read_state(path, "tasks")["tasks"] if path.is_file() else []
-            # The last round of an audit of fewer tasks may lack some. Without time to play it again it remains.
-            if stored[: len(part)] != part:
-                if time.monotonic() <= end:
-                    write_state(path, {"tasks": part, **self._play_round(number, part)})
-                elif not stored or part[: len(stored)] != stored:
+            # The last round of an audit of fewer tasks lacks some, that of more tasks has others too.
+            if not path.is_file() or not set(part) <= set(read_state(path, "tasks")["tasks"]):
+                if time.monotonic() > end:
                     return
+                write_state(path, {"tasks": part, **self._play_round(number, part)})
             yield read_state(path, "halves", "credits", "task")
 
     def _play_round(self, number: int, tasks: list[str]) -> dict[str, Any]:
@@ -208,23 +206,25 @@ class Audit:
 
             return play_round(player, tasks, self.plan, self.estimators, draw, show)
 
-    def report(self, rounds: list[dict[str, Any]]) -> Comparison:
-        """Writes table, plot and JSON of the complete rounds, and returns the comparison.
+    def report(self, rounds: list[dict[str, Any]]) -> None:
+        """Writes table, plot and JSON of the complete rounds, and prints the table.
 
         Raises:
             InputError: If no turn was played.
         """
-        halves = [tuple(pair) for one in rounds for pair in one["halves"]]
+        if not rounds:
+            raise InputError(f"audit_minutes: expected enough for one round, got {self.audit.audit_minutes:g}")
         tasks = [task for one in rounds for task in one["task"]]
-        credits = {name: [x for one in rounds for x in one["credits"][name]] for name in self.estimators}
         aborted = {task: error for one in rounds for task, error in one.get("aborted", {}).items()}
-        first = next((f"{task}: {error}" for task, error in aborted.items()), "")
-        if not tasks and aborted:
-            raise InputError(f"environment: expected one that plays its tasks, got an error in each ({first})")
         if not tasks:
+            why = "; ".join(f"{task}: {error}" for task, error in list(aborted.items())[:1])
             raise InputError(
-                f"max_prompt_length: expected room for the first prompt of a task, got {self.args.max_prompt_length}"
+                f"environment: expected one that plays its tasks, got an error in each ({why})"
+                if aborted
+                else f"max_prompt_length: expected room for the first prompt, got {self.args.max_prompt_length}"
             )
+        halves = [tuple(pair) for one in rounds for pair in one["halves"]]
+        credits = {name: [x for one in rounds for x in one["credits"][name]] for name in self.estimators}
         success = [won for one in rounds for won in one["success"]]
         comparison = compare(credits, halves, tasks, seed=self.args.seed)
         title = f"Credit audit of {self.audit.audited_run}"
@@ -232,29 +232,14 @@ class Audit:
             "success": sum(success) / len(success), "episodes": len(success), "left_out": self.left_out,
             "aborted": aborted,
         }  # fmt: skip
+        text = make_markdown(comparison, title)
+        text += f"\nSuccess {facts['success']:.0%} of {len(success)} episodes.\n"
+        text += "".join(f"\nNot audited: {name} ({reason}).\n" for name, reason in self.left_out.items())
+        text += "".join(f"\nLeft out: {task} ({error}).\n" for task, error in aborted.items())
         write_state(self.folder / "report.json", {**facts, "settings": self._settings, **asdict(comparison)})
-        write_atomically(self.folder / "report.md", make_markdown(comparison, title, len(aborted)))
+        write_atomically(self.folder / "report.md", text)
         draw(comparison, title, self.folder / "report.png")
-        console = Console()
-        console.print(make_table(comparison, title))
-        console.print(f"success {facts['success']:.0%} of {len(success)} episodes")
-        for name, reason in self.left_out.items():
-            console.print(f"not audited: {name} ({reason})")
-        if aborted:
-            console.print(Text(spelled(f"tasks left out for an error of the environment: {len(aborted)} ({first})")))
-        return comparison
-
-
-def _settings_of_methods(args: EPOConfig) -> dict[str, dict[str, Any]]:
-    """Returns the checked settings of the run's methods. Raises `InputError` for one with rewards of its own."""
-    methods = build_methods(args, critic=args.has_critic)
-    for name in methods.overriding("turn_rewards"):
-        slot = "credit" if name == args.credit else "policy_method" if name in args.policy_method else "entropy_method"
-        raise InputError(
-            f"{slot}: expected no method with rewards of its own, got {name!r}: the true advantages are those of the "
-            "rollout's rewards. Remove it and its method_kwargs from the config to audit the policy by these"
-        )
-    return methods.settings()
+        say(spelled(text))
 
 
 def _sampling_settings(args: EPOConfig) -> dict[str, Any]:
@@ -267,21 +252,3 @@ def _sampling_settings(args: EPOConfig) -> dict[str, Any]:
         )
     found = {name: getattr(args, name) for name in UNCHANGED}
     return {**found, "top_k": max(args.top_k or 0, 0), **given}  # vLLM's -1 is no limit
-
-
-def _list_settings(method: Any) -> dict[str, Any]:
-    return {one.name: getattr(method, one.name) for one in fields(method) if one.init}
-
-
-def run_audit(suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, audit: AuditArguments) -> Comparison:
-    """Audits a run and returns the comparison; see `Audit`.
-
-    Raises:
-        InputError: If the minutes are not enough for a round.
-    """
-    one = Audit(suite, args, model_args, audit)
-    with folder_lock(one.folder, "audit_folder"):
-        rounds = one.play()
-        if not rounds:
-            raise InputError(f"audit_minutes: expected enough for one round, got {audit.audit_minutes:g}")
-        return one.report(rounds)

@@ -1,4 +1,4 @@
-"""The result of an audit as a table, a plot and JSON."""
+"""The result of an audit as a table and a plot."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from math import isnan
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from rich.table import Table
-from rich.text import Text
 
-from epo_trl.errors import spelled
 from epo_trl.lab.credit_audit.statistics import Agreement, Comparison
 
 
@@ -18,36 +15,17 @@ def ranked(comparison: Comparison) -> list[tuple[str, Agreement]]:
     return sorted(comparison.agreements.items(), key=lambda item: (isnan(v := item[1].correlation.value), -v))
 
 
-def make_table(comparison: Comparison, title: str) -> Table:
-    """Returns the table for a terminal."""
-    table = Table(
-        title=Text(spelled(title)),
-        caption=f"\n{summary(comparison)}",
-        caption_justify="left",
-        box=None,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-    )
-    for heading in ("credit", "correlation", "gain over grpo", "sign", "none"):
-        table.add_column(heading, justify="left" if heading == "credit" else "right", no_wrap=True)
-    for name, found in ranked(comparison):
-        table.add_row(name, str(found.correlation), str(found.gain), str(found.sign), f"{found.silent:.0%}")
-    return table
-
-
-def make_markdown(comparison: Comparison, title: str, aborted: int = 0) -> str:
-    """Returns the same table in Markdown, and the number of tasks that an error of the environment left out."""
-    lines = [f"# {title}", "", summary(comparison), ""]
-    lines += [f"Tasks left out for an error of the environment: {aborted}.", ""] if aborted else []
-    lines += [
-        "| credit | correlation with A* | gain over grpo | sign | no credit |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | {found.correlation} | {found.gain} | {found.sign} | {found.silent:.0%} |"
+def make_markdown(comparison: Comparison, title: str) -> str:
+    """Returns the table in Markdown, with columns of equal width, and what the numbers rest on."""
+    rows = [["credit", "correlation with A*", "gain over grpo", "sign", "no credit"]]
+    rows += [
+        [name, str(found.correlation), str(found.gain), str(found.sign), f"{found.silent:.0%}"]
         for name, found in ranked(comparison)
     ]
-    return "\n".join(lines) + "\n"
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    table = ("| " + " | ".join(map(str.ljust, cells, widths)) + " |" for cells in rows)
+    return "\n".join([f"# {title}", "", summary(comparison), "", *table]) + "\n"
 
 
 def summary(comparison: Comparison) -> str:
@@ -62,8 +40,8 @@ def summary(comparison: Comparison) -> str:
 
 def draw(comparison: Comparison, title: str, path: Path) -> None:
     """Draws the correlations with their intervals."""
-    rows = [(name, found.correlation) for name, found in ranked(comparison)]
-    rows = [(name, found) for name, found in reversed(rows) if not isnan(found.value)]
+    rows = [(name, found.correlation) for name, found in reversed(ranked(comparison))]
+    rows = [(name, found) for name, found in rows if not isnan(found.value)]
     figure = Figure(figsize=(7, 1.2 + 0.3 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     for height, (_, found) in enumerate(rows):

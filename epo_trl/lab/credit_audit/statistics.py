@@ -91,59 +91,48 @@ def compare(
         seed: Seed of the bootstrap.
     """
     names, codes = np.unique(np.asarray(tasks), return_inverse=True)
-    weights = _draws(len(names), seed)
+    drawn = np.random.default_rng(seed).multinomial(len(names), np.full(len(names), 1 / len(names)), size=DRAWS)
+    # Weights of the tasks, (1 + DRAWS, tasks): those of the first row are 1.
+    weights = np.concatenate([np.ones((1, len(names))), drawn]).astype(np.float64)
+
+    def sums(values: Floats) -> Floats:
+        """Returns the sum of the values of all turns in each draw."""
+        found: Floats = weights @ np.bincount(codes, values, minlength=len(names))
+        return found
+
+    def covariance(one: Floats, other: Floats) -> Floats:
+        count = sums(np.ones_like(one))
+        return sums(one * other) / count - sums(one) / count * (sums(other) / count)
+
     pairs = np.asarray(halves, dtype=np.float64)
     truth, error = pairs.mean(1), float(np.sqrt(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2) / 4))
-    spread = _covariance(weights, codes, pairs[:, 0], pairs[:, 1])
+    spread = covariance(pairs[:, 0], pairs[:, 1])
     clear = (np.abs(truth) >= _CLEAR * error) & ~_is_silent(truth)  # without noise, 0 is 0 errors from 0
+
+    def correlation(credit: Floats) -> Floats:
+        own = covariance(credit, credit)
+        scale = np.sqrt(np.where((own > 1e-12) & (spread > 0), own * spread, np.nan))
+        found: Floats = covariance(credit, truth) / scale
+        return found
+
+    def share_of_signs(credit: Floats) -> Floats:
+        same, total = np.where(_is_silent(credit), 0.5, (credit > 0) == (truth > 0)), sums(clear.astype(float))
+        found: Floats = sums(same * clear) / np.where(total > 0, total, np.nan)
+        return found
+
     given = {name: np.asarray(values, dtype=np.float64) for name, values in credits.items()}
-    correlations = {name: _correlation(weights, codes, values, truth, spread) for name, values in given.items()}
+    correlations = {name: correlation(values) for name, values in given.items()}
     agreements = {
         name: Agreement(
             correlation=_interval(correlations[name], len(names)),
             gain=_interval(correlations[name] - correlations["grpo"], len(names)),
-            sign=_interval(_ratio(weights, codes, _same_sign(values, truth) * clear, clear.astype(float)), len(names)),
+            sign=_interval(share_of_signs(values), len(names)),
             silent=float(np.mean(_is_silent(values))),
         )
         for name, values in given.items()
     }
     deviation = float(np.sqrt(max(spread[0], 0.0)))
     return Comparison(agreements, len(truth), len(names), int(clear.sum()), deviation, error)
-
-
-def _draws(count: int, seed: int) -> Floats:
-    """Returns (1 + DRAWS, tasks) weights of the tasks; those of the first row are 1."""
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=DRAWS)
-    return np.concatenate([np.ones((1, count)), drawn]).astype(np.float64)
-
-
-def _sums(weights: Floats, codes: NDArray[np.intp], values: Floats) -> Floats:
-    """Returns the sum of the values of all turns in each draw."""
-    return weights @ np.bincount(codes, values, minlength=weights.shape[1])
-
-
-def _covariance(weights: Floats, codes: NDArray[np.intp], one: Floats, other: Floats) -> Floats:
-    count = _sums(weights, codes, np.ones_like(one))
-    means = _sums(weights, codes, one) / count * (_sums(weights, codes, other) / count)
-    return _sums(weights, codes, one * other) / count - means
-
-
-def _correlation(weights: Floats, codes: NDArray[np.intp], credit: Floats, truth: Floats, spread: Floats) -> Floats:
-    own = _covariance(weights, codes, credit, credit)
-    known = (own > 1e-12) & (spread > 0)
-    scale = np.sqrt(np.where(known, own * spread, np.nan))
-    found: Floats = _covariance(weights, codes, credit, truth) / scale
-    return found
-
-
-def _ratio(weights: Floats, codes: NDArray[np.intp], part: Floats, whole: Floats) -> Floats:
-    total = _sums(weights, codes, whole)
-    found: Floats = _sums(weights, codes, part) / np.where(total > 0, total, np.nan)
-    return found
-
-
-def _same_sign(credit: Floats, truth: Floats) -> Floats:
-    return np.where(_is_silent(credit), 0.5, (credit > 0) == (truth > 0))
 
 
 def _is_silent(credit: Floats) -> NDArray[np.bool_]:

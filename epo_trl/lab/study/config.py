@@ -23,27 +23,22 @@ OWN_FIELDS = ("seed", "output_dir", "resume_from_checkpoint", "overwrite_output_
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A recipe with its config.
+class Arm:
+    """A method of the study, or its warm start.
 
     Args:
+        name: Name in the report.
         recipe: Path of the program.
         config: Path of its YAML file.
         changes: Fields that override the file; a mapping is replaced as a whole.
+        seeds: Seeds of its runs.
     """
 
+    name: str
     recipe: Path
     config: Path
     changes: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One method of the study and its seeds."""
-
-    name: str
-    part: Part
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +64,7 @@ class Study:
     path: Path
     question: str = ""
     protocol: str = ""
-    warm_start: Part | None
+    warm_start: Arm | None
     arms: tuple[Arm, ...]
     baseline: str
     window: Count = LAST_STEPS
@@ -125,15 +120,15 @@ def load_study(path: str | Path) -> Study:
     for key in keys[:3]:
         if key not in given:
             raise InputError(f"{path}: {key} is missing")
-    train, start = _part("train", given.pop("train")), given.pop("warm_start", None)
     seeds, arms = _seeds("seeds", given.pop("seeds")), given.pop("arms")
+    train, start = _arm("train", given.pop("train")), given.pop("warm_start", None)
     if not isinstance(arms, dict) or not arms:
         raise InputError(f"arms: expected 'name: {{field: value}}' for each method, got {arms!r}")
-    listed = tuple(_arm(str(name), {} if content is None else content, train, seeds) for name, content in arms.items())
+    listed = tuple(_arm(str(name), {"seeds": [*seeds], **(_fields(name, own))}, train) for name, own in arms.items())
     given = {"name": path.stem, "baseline": listed[0].name} | given
     if given["baseline"] not in (names := [arm.name for arm in listed]):
         raise InputError(f"baseline: expected one of the arms {', '.join(names)}, got {given['baseline']!r}")
-    return Study(path=path, warm_start=start and _part("warm_start", start), arms=listed, **given)
+    return Study(path=path, warm_start=start and _arm("warm_start", start), arms=listed, **given)
 
 
 def _find(path: Path) -> Path:
@@ -150,31 +145,30 @@ def shown(path: Path) -> str:
     return (path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path).as_posix()
 
 
-def _arm(name: str, given: Any, train: Part, seeds: tuple[int, ...]) -> Arm:
-    where = f"arms: {name!r}"
-    if isinstance(given, dict) and "seeds" in given:
-        seeds, given = _seeds(f"{where}: seeds", given["seeds"]), {k: v for k, v in given.items() if k != "seeds"}
-    return Arm(name, _part(where, given, train), seeds)
+def _fields(name: str, given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict | None):
+        raise InputError(f"{name}: expected 'field: value' pairs, got {given!r}")
+    return given or {}
 
 
-def _part(where: str, given: Any, base: Part | None = None) -> Part:
+def _arm(name: str, given: Any, base: Arm | None = None) -> Arm:
     """Parses a recipe, a config and changes. Missing keys come from the base, if there is one.
 
     The base's changes apply only to its own config, not to another one.
     """
-    if not isinstance(given, dict):
-        raise InputError(f"{where}: expected 'field: value' pairs, got {given!r}")
+    given = _fields(name, given)
     paths: dict[str, Path] = {}
     for key in ("recipe", "config"):
         paths[key] = _find(Path(str(given.get(key)))) if key in given or base is None else getattr(base, key)
         if not paths[key].is_file():
-            raise InputError(f"{where}: {key}: expected a file, got {paths[key]}; paths start in the current folder")
-    changes = {key: value for key, value in given.items() if key not in paths}
+            raise InputError(f"{name}: {key}: expected a file, got {paths[key]}; paths start in the current folder")
+    inherited = base.changes if base is not None and "config" not in given else {}
+    changes = {**inherited, **{key: value for key, value in given.items() if key not in paths}}
     for key in OWN_FIELDS:
         if key in changes:
-            raise InputError(f"{where}: {key}: the study sets it for each run; remove it")
-    inherited = base.changes if base is not None and "config" not in given else {}
-    return Part(**paths, changes={**inherited, **changes})
+            raise InputError(f"{name}: {key}: the study sets it for each run; remove it")
+    seeds = () if base is None else _seeds(f"{name}: seeds", changes.pop("seeds"))
+    return Arm(name, **paths, changes=changes, seeds=seeds)
 
 
 def _seeds(where: str, given: Any) -> tuple[int, ...]:
@@ -228,11 +222,10 @@ def plan(study: Study, folder: Path) -> list[StudyRun]:
     Raises:
         InputError: If two arms would share a folder, or a field is not allowed in a run of a study.
     """
-    names = folder_names([arm.name for arm in study.arms])
-    start = study.warm_start
-    warm_starts = {seed: _run(None, start, seed, folder / f"{WARM_START}-seed{seed}") for seed in study.seeds if start}
+    names, start = folder_names([arm.name for arm in study.arms]), study.warm_start
+    starts = {seed: _run(start, None, seed, folder / f"{WARM_START}-seed{seed}") for seed in study.seeds if start}
     return [
-        _run(arm.name, arm.part, seed, folder / f"{names[arm.name]}-seed{seed}", warm_starts.get(seed))
+        _run(arm, arm.name, seed, folder / f"{names[arm.name]}-seed{seed}", starts.get(seed))
         for seed in study.seeds
         for arm in study.arms
         if seed in arm.seeds
@@ -255,21 +248,22 @@ def folder_names(names: Iterable[str]) -> dict[str, str]:
     return {name: short for short, name in taken.items()}
 
 
-def _run(arm: str | None, part: Part, seed: int, folder: Path, warm_start: StudyRun | None = None) -> StudyRun:
-    where = "warm_start" if arm is None else f"arms: {arm!r}"
-    given = {**read_yaml(part.config, "config"), **part.changes}
-    if warm_start is not None and "model_name_or_path" in part.changes:
-        raise InputError(f"{where}: model_name_or_path: runs begin with the warm start of the study; remove it")
+def _run(arm: Arm, name: str | None, seed: int, folder: Path, warm_start: StudyRun | None = None) -> StudyRun:
+    given = {**read_yaml(arm.config, "config"), **arm.changes}
+    if warm_start is not None and "model_name_or_path" in arm.changes:
+        raise InputError(f"{arm.name}: model_name_or_path: runs begin with the warm start of the study; remove it")
     if given.get("save_strategy") in ("no", False):
-        raise InputError(f"{where}: save_strategy: expected 'steps' or 'epoch' (the log is in checkpoints), got 'no'")
+        raise InputError(
+            f"{arm.name}: save_strategy: expected 'steps' or 'epoch', since the log is in checkpoints, got 'no'"
+        )
     begin = {} if warm_start is None else {"model_name_or_path": str(warm_start.folder)}
     settings = {**given, **begin, "seed": seed, "output_dir": str(folder)}
     others = ("seed", "output_dir", "resume_with_changes", *begin)
     identity = {
-        "recipe": shown(part.recipe),
+        "recipe": shown(arm.recipe),
         "seed": seed,
-        "fields": {name: value for name, value in given.items() if name not in others},
+        "fields": {key: value for key, value in given.items() if key not in others},
         "warm_start": None if warm_start is None else warm_start.identity,
     }
     identity = json.loads(json.dumps(identity, default=str))
-    return StudyRun(arm, seed, folder, part.recipe, part.config, settings, identity, warm_start)
+    return StudyRun(name, seed, folder, arm.recipe, arm.config, settings, identity, warm_start)

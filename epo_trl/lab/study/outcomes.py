@@ -34,8 +34,9 @@ COLUMNS = {
     "middle": "the same of the middle third",
     "last": "the same of the last third",
     "has_thirds": "whether the thirds were logged",
-    "starts": "evaluations before RL, {list: EvaluationRecord}",
-    "rates": "success of the evaluations after RL began, {list: [rate, ...]}",
+    "before": "success before RL on the test lists, {list: rate}",
+    "best": "the same of the best evaluation after RL began",
+    "end": "the same of the last evaluations, their mean; NaN if there are too few",
     "begins_with": "checksum of the weights before RL, or name and revision of the model; empty if unknown",
 }
 
@@ -80,18 +81,10 @@ def name_lists(records: Sequence[Record]) -> Callable[[EvaluationRecord], str]:
 
 
 def find_unlike(runs: pd.DataFrame, base: pd.DataFrame) -> list[int]:
-    """Returns the seeds whose run began with other weights than the baseline's.
-
-    If the weights are unknown, the evaluations before RL decide; seeds without any count as alike.
-    """
-    unlike = []
-    for seed in runs.index.intersection(base.index, sort=False):
-        one, other = runs.loc[seed], base.loc[seed]
-        differ = any(one.starts[name] != other.starts[name] for name in one.starts if name in other.starts)
-        if one.begins_with and other.begins_with:
-            differ = one.begins_with != other.begins_with
-        unlike += [seed] * differ
-    return unlike
+    """Returns the seeds whose run began with other weights than the baseline's, if both are known."""
+    seeds = runs.index.intersection(base.index, sort=False)
+    begun = [(seed, {runs.begins_with[seed], base.begins_with[seed]}) for seed in seeds]
+    return [seed for seed, weights in begun if len(weights) > 1 and all(weights)]
 
 
 def find_pairs(runs: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
@@ -121,8 +114,9 @@ def _outcome(study: Study, record: Record, best: float, name_of: Callable[[Evalu
         **{kind: _extremes(record, name) for kind, name in TOKENS.items()},
         **{third: math.nan if (step := record.left_band.get(third)) is None else step for third in THIRDS},
         "has_thirds": bool(record.left_band),
-        "starts": {name_of(one): one for one in record.evaluations if one.rl_step == 0},
-        "rates": rates,
+        "before": {name_of(one): one.rate for one in record.evaluations if one.rl_step == 0},
+        "best": {name: max(each, default=math.nan) for name, each in rates.items()},
+        "end": {name: _last(pd.Series(each, dtype=float), study.eval_window) for name, each in rates.items()},
         "begins_with": record.begins_with,
     }  # fmt: skip
 

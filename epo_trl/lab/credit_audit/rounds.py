@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import nan
 from random import Random
 from statistics import fmean
@@ -14,15 +15,16 @@ from epo_trl.bounds import Count, Range, check_bounds
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.border import close_all
 from epo_trl.errors import InputError
-from epo_trl.lab.credit_audit.branches import branch, play_to_end, repeat_turn, start
 from epo_trl.lab.credit_audit.estimators import build_batch, turn_credits
 from epo_trl.methods import CriticValues, Method, TurnFeatures
 from epo_trl.rollout import ContextBuilder, RolloutSettings
-from epo_trl.rollout.loop import Generate
+from epo_trl.rollout.engine import Generate, InStep
+from epo_trl.rollout.loop import RolloutTimes, send_actions, set_prompts, take_answers
 from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.types import Episode, StopReason
 
 State = tuple[int, int, bool]  # episode, turn, and whether the recorded response has been given
+_SEEDS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,14 @@ class AuditPlan:
     """
 
     group_size: Annotated[int, Range(least=2)] = 8
-    audited: int = 2
-    continuations: int = 16
+    audited: Count = 2
+    continuations: Annotated[int, Range(least=2)] = 16
     parallel: Count = 256
     scale: str = "group"
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if not 1 <= self.audited <= self.group_size:
-            raise InputError(f"audited: expected an integer from 1 to {self.group_size}, got {self.audited}")
-        if self.continuations < 2 or self.continuations % 2:
+        if self.continuations % 2:
             raise InputError(f"continuations: expected an even number >= 2, got {self.continuations}")
 
 
@@ -107,57 +107,38 @@ def play_round(
         for member in sorted(draw.sample(range(plan.group_size), plan.audited))
     ]
     turns = [(row, k) for row in rows for k in range(len(episodes[row].turns))]
-    try:
-        halves, failed = true_advantages(player, episodes, points, turns, plan, on_progress)
-    finally:
-        close_all(copies)
+    halves, failed = true_advantages(player, episodes, points, turns, plan, on_progress)
+    close_all(copies)
     kept = [i for i, (row, _) in enumerate(turns) if episodes[row].task_id not in failed]
     turns = [turns[i] for i in kept]
+    credits: dict[str, list[float]] = {name: [] for name in estimators}
+    if turns:
+        critic = player.critic(episodes) if player.critic else None
+        features = player.features(episodes) if player.features else None
+        credits = turn_credits(estimators, build_batch(episodes, plan.group_size, plan.scale, critic, features), turns)
     return {
         "task": [episodes[row].task_id for row, _ in turns],
         "turn": [k for _, k in turns],
         "halves": [halves[i] for i in kept],
-        "credits": _credits(player, episodes, turns, plan, estimators),
+        "credits": credits,
         "success": [episode.won for episode in episodes],
         "aborted": aborted | failed,
     }
-
-
-def _credits(
-    player: Player,
-    episodes: Sequence[Episode],
-    turns: Sequence[tuple[int, int]],
-    plan: AuditPlan,
-    estimators: Mapping[str, Method],
-) -> dict[str, list[float]]:
-    if not turns:
-        return {name: [] for name in estimators}
-    critic = player.critic(episodes) if player.critic else None
-    features = player.features(episodes) if player.features else None
-    return turn_credits(estimators, build_batch(episodes, plan.group_size, plan.scale, critic, features), turns)
 
 
 def record(
     player: Player, tasks: Sequence[str], parallel: int, draw: Random
 ) -> tuple[list[Episode], list[list[RunningEpisode]]]:
     """Plays one episode per task; returns them with a copy of each before every turn, whose environment stays open."""
-    envs = [player.suite.make_env() for _ in tasks]
+    running = [RunningEpisode(task, player.seed, player.suite.make_env(), player.settings) for task in tasks]
+    for episode in running:
+        episode.env.reseed(draw.randrange(_SEEDS))
+        with episode.aborted_by_errors():
+            episode.send_reset()
+            episode.await_answer()
     points: dict[int, list[RunningEpisode]] = defaultdict(list)
-    try:
-        for env in envs:
-            env.reseed(draw.randrange(2**62))
-        running = [start(task, player.seed, env, player.settings) for task, env in zip(tasks, envs, strict=True)]
-        for ended in play_to_end(
-            iter(running),
-            player.policy,
-            player.context,
-            parallel=parallel,
-            before_turn=lambda episode: points[id(episode)].append(branch(episode)),
-        ):
-            close_all([ended.env])
-    except BaseException:
-        close_all([*envs, *(point.env for each in points.values() for point in each)])
-        raise
+    for ended in _play_to_end(iter(running), player, parallel, lambda each: points[id(each)].append(_branch(each))):
+        close_all([ended.env])
     return [episode.to_episode() for episode in running], [points[id(episode)] for episode in running]
 
 
@@ -184,23 +165,39 @@ def true_advantages(
         plan: How much is played.
         on_progress: See `play_round`.
     """
+
+    def state_after(row: int, k: int) -> State | None:
+        """Returns the state after a turn, `None` if nothing can follow it.
+
+        A deterministic environment leads to the recorded next state, whose continuations serve both turns. Any other
+        is stepped again in each continuation.
+        """
+        if not points[row][k].env.is_deterministic:
+            return (row, k, True)
+        return (row, k + 1, False) if k + 1 < len(episodes[row].turns) else None
+
     before = {turn: (*turn, False) for turn in turns}
-    after = {turn: _after(episodes, points, turn) for turn in turns}
+    after = {turn: state_after(*turn) for turn in turns}
     states = sorted({*before.values(), *(state for state in after.values() if state is not None)})
     returns: dict[tuple[State, int], list[float]] = defaultdict(list)
     owners: dict[int, tuple[State, int]] = {}
     errors: dict[str, str] = {}
 
     def copies() -> Iterator[RunningEpisode]:
-        for state in states:
+        for row, k, responded in states:
             for number in range(plan.continuations):
-                twin = _copy(state, points, episodes, player.context)
+                twin = _branch(points[row][k])
+                if responded and twin.stop is None:
+                    turn = episodes[row].turns[k]
+                    with twin.aborted_by_errors():
+                        twin.send_action(turn.response_ids, turn.response, turn.logprobs, player.context)
+                        twin.await_answer()
+                    twin.prompt = None
                 # Halves by the order of the start: by that of the end, each would hold its share of short episodes.
-                owners[id(twin)] = state, number % 2
+                owners[id(twin)] = (row, k, responded), number % 2
                 yield twin
 
-    done = 0
-    for ended in play_to_end(copies(), player.policy, player.context, parallel=plan.parallel):
+    for done, ended in enumerate(_play_to_end(copies(), player, plan.parallel), 1):
         state, part = owners.pop(id(ended))
         earned = sum(turn.reward for turn in ended.turns[state[1] :])
         if ended.stop is StopReason.ABORTED:
@@ -208,38 +205,54 @@ def true_advantages(
             errors.setdefault(ended.task_id, ended.error)
         returns[state, part].append(earned)
         close_all([ended.env])
-        done += 1
         on_progress(done, plan.continuations * len(states))
-
-    def half(state: State | None, part: int) -> float:
-        return 0.0 if state is None else fmean(returns[state, part])
 
     def advantage(turn: tuple[int, int], part: int) -> float:
         state = after[turn]
         # The continuations after a repeated response include the reward of that turn.
         paid = 0.0 if state is not None and state[2] else episodes[turn[0]].turns[turn[1]].reward
-        return paid + half(state, part) - half(before[turn], part)
+        return paid + (0.0 if state is None else fmean(returns[state, part])) - fmean(returns[before[turn], part])
 
     return [(advantage(turn, 0), advantage(turn, 1)) for turn in turns], errors
 
 
-def _after(
-    episodes: Sequence[Episode], points: Sequence[Sequence[RunningEpisode]], turn: tuple[int, int]
-) -> State | None:
-    """Returns the state after a turn, `None` if nothing can follow it.
+def _branch(episode: RunningEpisode) -> RunningEpisode:
+    """Returns an independent copy of a running episode, with a copy of its environment. An error aborts the copy.
 
-    A deterministic environment leads to the recorded next state, whose continuations serve both turns. Any other is
-    stepped again in each continuation.
+    A copy that is aborted shares the environment.
     """
-    row, k = turn
-    if not points[row][k].env.is_deterministic:
-        return (row, k, True)
-    return (row, k + 1, False) if k + 1 < len(episodes[row].turns) else None
+    twin = replace(
+        episode, turns=list(episode.turns), history=list(episode.history), carried_ids=list(episode.carried_ids)
+    )
+    if twin.stop is None:
+        with twin.aborted_by_errors():
+            twin.env = episode.env.copy()
+    return twin
 
 
-def _copy(
-    state: State, points: Sequence[Sequence[RunningEpisode]], episodes: Sequence[Episode], context: ContextBuilder
-) -> RunningEpisode:
-    row, k, responded = state
-    point = points[row][k]
-    return repeat_turn(point, episodes[row].turns[k], context) if responded else branch(point)
+def _play_to_end(
+    waiting: Iterator[RunningEpisode],
+    player: Player,
+    parallel: int,
+    before_turn: Callable[[RunningEpisode], None] = lambda episode: None,
+) -> Iterator[RunningEpisode]:
+    """Plays episodes to their ends, `parallel` at a time, and yields each when it has ended.
+
+    One that ends makes room for the next at once, so no generation call waits for the longest episode. `before_turn` is
+    called with each episode before its turn, when its prompt is known.
+    """
+    engine, times = InStep(player.policy), RolloutTimes()
+    running: list[RunningEpisode] = []
+    while running := [*running, *islice(waiting, parallel - len(running))]:
+        set_prompts([each for each in running if each.stop is None and each.prompt is None], player.context)
+        active = [episode for episode in running if episode.stop is None]
+        for number, episode in enumerate(active):
+            before_turn(episode)
+            engine.submit(number, episode.ids_to_continue())
+        if responses := engine.collect(None):
+            send_actions(active, responses, player.context, times)
+            take_answers(active, range(len(active)), wait=False, for_all=True)
+        for episode in active:
+            episode.prompt = None
+        yield from (episode for episode in running if episode.stop is not None)
+        running = [episode for episode in running if episode.stop is None]
