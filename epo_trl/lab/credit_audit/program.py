@@ -86,6 +86,8 @@ class Audit:
         audit: How much is played.
     """
 
+    estimators: dict[str, Any]  # the credits by name
+
     def __init__(self, suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, audit: AuditArguments) -> None:
         if not Path(audit.audited_run).is_dir():
             raise InputError(f"RUN: expected the output folder of a run, or a checkpoint, got {audit.audited_run!r}")
@@ -162,7 +164,7 @@ class Audit:
             **{name: getattr(self.args, name) for name in sorted(_RULES)},
             **{f"plan_{name}": value for name, value in asdict(self.plan).items()},
             **{
-                f"credit {name}": {one.name: getattr(method, one.name) for one in fields(type(method)) if one.init}
+                f"credit {name}": {one.name: getattr(method, one.name) for one in fields(method) if one.init}
                 for name, method in self.estimators.items()
             },
             "round": self.audit.audit_round,
