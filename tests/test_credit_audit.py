@@ -491,7 +491,6 @@ def test_the_command_writes_its_results_and_continues_where_it_stopped(run, caps
     assert {"grpo", "gigpo", "hgpo", "rloo"} <= report["agreements"].keys()
     assert "archer" in report["left_out"]
     assert "| grpo " in (files / "report.md").read_text(encoding="utf-8")
-    assert (files / "report.png").stat().st_size > 1000
     monkeypatch.setattr("epo_trl.lab.credit_audit.program.play_round", None)  # nothing is left to play
     run.audit(tasks=4)
     assert "(plan_continuations: 2 there, 4 now)" in run.refused(capsys, tasks=4, continuations=4)

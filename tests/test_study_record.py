@@ -97,9 +97,8 @@ def test_a_long_run_is_kept_in_a_few_kilobytes_and_read_back_as_it_was(tmp_path)
     assert record.thinned["rl_step"][:2] == [14, 28] and record.left_band.keys() == THIRDS.keys()
     assert [one.rl_step for one in record.evaluations] == [0, 400] and record.evaluations[0].rate == 0.25
     counts = {name: REPORT[name] for name in ("turns", "invalid_turns", "wait_turns", "score_sum", "stop_reasons")}
-    assert record.evaluations[0] == EvaluationRecord(
-        0, "iid", "tiny", 100, 400, {"look": [90, 300], "cool": [10, 100]}, counts
-    )
+    one = EvaluationRecord(0, "iid", "tiny", 100, 400, {"look": [90, 300], "cool": [10, 100]}, counts)
+    assert replace(record.evaluations[0], rules="") == one
 
 
 def test_the_step_at_which_a_third_of_the_episode_left_the_band_is_kept(tmp_path):

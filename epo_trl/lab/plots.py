@@ -25,18 +25,13 @@ Curve = tuple[np.ndarray, np.ndarray]  # steps, values
 class Panel:
     """One set of axes.
 
-    Args:
-        title: Title above the axes.
-        tags: TensorBoard tags, each with its line style.
-        percent: Whether the values are ratios, plotted as 0 to 100.
-        dots: Whether to plot the unsmoothed values as dots. Evaluations are few, and their running mean lags far behind
-            a rising curve.
-        from_zero: Whether the axis begins at 0, so that small fluctuations look small.
+    With `dots`, values before smoothing are dots: evaluations are few, and their running mean lags far behind a rising
+    curve. With `from_zero` the axis begins at 0, so that small fluctuations look small.
     """
 
     title: str
-    tags: dict[str, str]
-    percent: bool = False
+    tags: dict[str, str]  # TensorBoard tags, each with its line style
+    percent: bool = False  # whether the values are ratios, plotted as 0 to 100
     dots: bool = False
     from_zero: bool = False
 

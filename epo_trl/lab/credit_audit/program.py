@@ -25,7 +25,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError, changed_settings, spelled
 from epo_trl.lab.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
 from epo_trl.lab.credit_audit.estimators import list_estimators
-from epo_trl.lab.credit_audit.report import draw, make_markdown
+from epo_trl.lab.credit_audit.report import make_markdown
 from epo_trl.lab.credit_audit.rounds import AuditPlan, Player, play_round
 from epo_trl.lab.credit_audit.statistics import compare
 from epo_trl.methods import build_methods
@@ -209,7 +209,7 @@ class Audit:
             return play_round(player, tasks, self.plan, self.estimators, draw, show)
 
     def report(self, rounds: list[dict[str, Any]]) -> None:
-        """Writes table, plot and JSON of the complete rounds, and prints the table.
+        """Writes table and JSON of the complete rounds, and prints the table.
 
         Raises:
             InputError: If no turn was played.
@@ -240,7 +240,6 @@ class Audit:
         text += "".join(f"\nLeft out: {task} ({error}).\n" for task, error in aborted.items())
         write_state(self.folder / "report.json", {**facts, "settings": self._settings, **asdict(comparison)})
         write_atomically(self.folder / "report.md", text)
-        draw(comparison, title, self.folder / "report.png")
         say(spelled(text))
 
 

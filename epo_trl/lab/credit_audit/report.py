@@ -1,11 +1,8 @@
-"""The result of an audit as a table and a plot."""
+"""The result of an audit as a table."""
 
 from __future__ import annotations
 
 from math import isnan
-from pathlib import Path
-
-from matplotlib.figure import Figure
 
 from epo_trl.lab.credit_audit.statistics import Agreement, Comparison
 
@@ -36,19 +33,3 @@ def summary(comparison: Comparison) -> str:
         f"corrected for it. Sign: of the {comparison.clear_turns:,} turns with |A*| > 0 and at least twice that error. "
         "95 % intervals over tasks: Student's t with the standard error of a bootstrap."
     )
-
-
-def draw(comparison: Comparison, title: str, path: Path) -> None:
-    """Draws the correlations with their intervals."""
-    rows = [(name, found.correlation) for name, found in reversed(ranked(comparison))]
-    rows = [(name, found) for name, found in rows if not isnan(found.value)]
-    figure = Figure(figsize=(7, 1.2 + 0.3 * len(rows)), layout="constrained")
-    axes = figure.add_subplot()
-    for height, (_, found) in enumerate(rows):
-        axes.plot([found.low, found.high], [height, height], color="tab:blue", linewidth=1.5)
-        axes.plot(found.value, height, "o", color="tab:blue")
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axes.axvline(0, color="grey", linewidth=0.8)
-    axes.set_xlabel("correlation with the true advantage")
-    axes.set_title(title, parse_math=False)
-    figure.savefig(path, dpi=150)

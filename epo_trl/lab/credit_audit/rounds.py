@@ -29,21 +29,13 @@ _SEEDS = 2**62
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
-    """How much an audit plays.
+    """How much an audit plays."""
 
-    Args:
-        group_size: Number of episodes per task, which the credits compare.
-        audited: Number of them whose turns are compared with their true advantages.
-        continuations: Number of continuations from each state; even, since two halves estimate the noise.
-        parallel: Number of episodes in one generation call.
-        scale: `scale_rewards` of the run.
-    """
-
-    group_size: Annotated[int, Range(least=2)] = 8
-    audited: Count = 2
-    continuations: Annotated[int, Range(least=2)] = 16
-    parallel: Count = 256
-    scale: str = "group"
+    group_size: Annotated[int, Range(least=2)] = 8  # episodes per task, which the credits compare
+    audited: Count = 2  # episodes of a group whose turns are compared with their true advantages
+    continuations: Annotated[int, Range(least=2)] = 16  # from each state; even, since two halves estimate the noise
+    parallel: Count = 256  # episodes in one generation call
+    scale: str = "group"  # `scale_rewards` of the run
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -55,21 +47,15 @@ class AuditPlan:
 class Player:
     """What plays the episodes of an audit.
 
-    Args:
-        suite: The tasks.
-        policy: Policy that maps prompts to responses.
-        context: Builder of the prompts.
-        settings: Rules of the rollout, those of training.
-        seed: Seed passed to every `reset`.
-        critic: Returns the values of the run's critic for some episodes, if it has one.
-        features: Returns the hidden states of their turns under the reference policy, if a credit reads them.
+    `critic` returns the values of the run's critic for some episodes, if it has one; `features` the hidden states of
+    their turns under the reference policy, if a credit reads them.
     """
 
     suite: TaskSuite
     policy: Generate
     context: ContextBuilder
-    settings: RolloutSettings
-    seed: int = 0
+    settings: RolloutSettings  # those of training
+    seed: int = 0  # passed to every `reset`
     critic: Callable[[Sequence[Episode]], CriticValues] | None = None
     features: Callable[[Sequence[Episode]], TurnFeatures] | None = None
 

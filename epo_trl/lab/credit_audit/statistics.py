@@ -34,39 +34,26 @@ class Interval:
 class Agreement:
     """How well one credit agrees with the true advantages.
 
-    Args:
-        correlation: Correlation with the true advantages, corrected for the noise of their estimates.
-        gain: Difference of that correlation from GRPO's.
-        sign: Share of turns whose credit has the sign of the true advantage, among turns with a clear one. No credit
-            counts as half a turn.
-        silent: Share of turns without credit.
+    `sign` is the share of turns whose credit has the sign of the true advantage, among turns with a clear one. No
+    credit counts as half a turn.
     """
 
-    correlation: Interval
-    gain: Interval
+    correlation: Interval  # with the true advantages, corrected for the noise of their estimates
+    gain: Interval  # of that correlation over GRPO's
     sign: Interval
-    silent: float
+    silent: float  # share of turns without credit
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of an audit.
+    """The result of an audit."""
 
-    Args:
-        agreements: Agreement by credit.
-        turns: Number of turns.
-        tasks: Number of tasks.
-        clear_turns: Number of turns whose true advantage is not 0 and at least twice `standard_error` from it.
-        deviation: Standard deviation of the true advantages, without the noise of their estimates.
-        standard_error: Standard error of one estimate, pooled over all turns (root mean square).
-    """
-
-    agreements: dict[str, Agreement]
+    agreements: dict[str, Agreement]  # by credit
     turns: int
     tasks: int
-    clear_turns: int
-    deviation: float
-    standard_error: float
+    clear_turns: int  # those whose true advantage is not 0 and at least twice `standard_error` from it
+    deviation: float  # of the true advantages, without the noise of their estimates
+    standard_error: float  # of one estimate, pooled over all turns (root mean square)
 
 
 def compare(

@@ -24,47 +24,24 @@ OWN_FIELDS = ("seed", "output_dir", "resume_from_checkpoint", "overwrite_output_
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A method of the study, or its warm start.
-
-    Args:
-        name: Name in the report.
-        recipe: Path of the program.
-        config: Path of its YAML file.
-        changes: Fields that override the file; a mapping is replaced as a whole.
-        seeds: Seeds of its runs.
-    """
+    """A method of the study, or its warm start."""
 
     name: str
-    recipe: Path
-    config: Path
-    changes: Mapping[str, Any]
+    recipe: Path  # the program
+    config: Path  # its YAML file
+    changes: Mapping[str, Any]  # fields that override the file; a mapping is replaced as a whole
     seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """The arms of a comparison and the criteria of the report.
+    """The arms of a comparison and the criteria of the report; docs/study.md explains the fields."""
 
-    Args:
-        name: Name of its folders.
-        path: Path of the YAML file.
-        question: Question at the top of the report.
-        protocol: Description of the measurement.
-        warm_start: Warm start of all runs of one seed; `None` if each uses its own `model_name_or_path`.
-        arms: Methods to compare.
-        baseline: Name of the arm that the others are compared with.
-        window: Number of RL steps at the end of training to average.
-        eval_window: Number of evaluations at the end to average.
-        smooth: Number of RL steps in the running mean that detects the first step above `solved`.
-        solved: Mean success of the window above which a run has solved its task.
-        trapped: Mean success of the window below which a run is trapped.
-    """
-
-    name: str
-    path: Path
+    name: str  # of its folders
+    path: Path  # the YAML file
     question: str = ""
     protocol: str = ""
-    warm_start: Arm | None
+    warm_start: Arm | None  # of all runs of one seed; `None` if each uses its own `model_name_or_path`
     arms: tuple[Arm, ...]
     baseline: str
     window: Count = LAST_STEPS
@@ -185,26 +162,18 @@ def _distinct(seeds: Iterable[int]) -> tuple[int, ...]:
 class StudyRun:
     """One run of a recipe.
 
-    Args:
-        arm: Name of the method; `None` for a warm start.
-        seed: Seed of the run.
-        folder: Output folder.
-        recipe: Path of the program.
-        config: Path of the original config; modules beside it can be imported.
-        settings: All fields passed to the program.
-        identity: Everything that determines the result, as JSON values: recipe and fields, including the warm start's,
-            without output paths.
-        needs: The warm start that this run begins with; `None` if there is none.
+    `identity` is everything that determines the result, as JSON values: recipe and fields, including the warm start's,
+    without output paths.
     """
 
-    arm: str | None
+    arm: str | None  # name of the method; `None` for a warm start
     seed: int
     folder: Path
     recipe: Path
-    config: Path
-    settings: Mapping[str, Any]
+    config: Path  # the original one; modules beside it can be imported
+    settings: Mapping[str, Any]  # all fields passed to the program
     identity: Mapping[str, Any]
-    needs: StudyRun | None = None
+    needs: StudyRun | None = None  # the warm start that this run begins with
 
     @property
     def name(self) -> str:
@@ -213,11 +182,7 @@ class StudyRun:
 
 
 def plan(study: Study, folder: Path) -> list[StudyRun]:
-    """Builds the runs of the arms, seed by seed, so that complete pairs come first.
-
-    Args:
-        study: Study to run.
-        folder: Folder in which runs get their folders.
+    """Builds the runs of the arms, each with a folder in `folder`, seed by seed, so that complete pairs come first.
 
     Raises:
         InputError: If two arms would share a folder, or a field is not allowed in a run of a study.

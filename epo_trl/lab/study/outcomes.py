@@ -15,41 +15,17 @@ from epo_trl.lab.study.config import Study
 from epo_trl.lab.study.record import ENTROPY, INVALID, SUCCESS, THIRDS, TOKENS, EvaluationRecord, Record, thin
 from epo_trl.lab.study.statistics import ROUNDING, first_above
 
-# NaN where a value was not logged or did not happen.
-COLUMNS = {
-    "success": "mean training success of the last RL steps; NaN if there are fewer than the window has",
-    "solved": "whether `success` is above the study's level",
-    "trapped": "whether `success` is below the study's level",
-    "solved_at": "RL step at which the running mean first reached the level",
-    "exploded_at": "RL step of the explosion",
-    "exploded": "whether the explosion persists at the end of the run",
-    "collapsed_at": "RL step of the collapse",
-    "collapsed": "whether the collapse persists at the end of the run",
-    "entropy_start": "mean entropy over all tokens in the first RL steps, in nats",
-    "entropy_end": "the same in the last RL steps",
-    "invalid": "share of invalid turns in the last RL steps",
-    "choices": "entropy where the reference policy had a choice: start, maximum, end (thirtieths of the run)",
-    "forced": "the same where it had none",
-    "first": "RL step at which the entropy of the first third of the episode left the band",
-    "middle": "the same of the middle third",
-    "last": "the same of the last third",
-    "has_thirds": "whether the thirds were logged",
-    "before": "success before RL on the test lists, {list: rate}",
-    "best": "the same of the best evaluation after RL began",
-    "end": "the same of the last evaluations, their mean; NaN if there are too few",
-    "begins_with": "checksum of the weights before RL, or name and revision of the model; empty if unknown",
-}
-
 
 def judge(study: Study, records: Sequence[Record]) -> pd.DataFrame:
-    """Evaluates the runs. Returns one row per run, by arm and seed in the study's order, with `COLUMNS`."""
+    """Evaluates the runs. Returns one row per run, by arm and seed in the study's order; see `_outcome`."""
     by_run = {(record.arm, record.seed): record for record in records}
     keys = [(arm.name, seed) for arm in study.arms for seed in arm.seeds if (arm.name, seed) in by_run]
     runs = pd.MultiIndex.from_tuples(keys, names=["arm", "seed"])
     finals = pd.Series([_last(by_run[key].curve(SUCCESS), study.window) for key in keys], runs, dtype=float)
     best, name_of = finals.groupby(level="arm").mean().max(), name_lists(records)
     rows = [_outcome(study, by_run[key], -math.inf if math.isnan(best) else best, name_of) for key in keys]
-    return pd.DataFrame(rows, runs, columns=list(COLUMNS))
+    columns = _outcome(study, Record("", 0, {}, "", 0.0), best, name_of)  # also if there is no run
+    return pd.DataFrame(rows, runs, columns=[*columns])
 
 
 def select_arm(outcomes: pd.DataFrame, arm: str) -> pd.DataFrame:
@@ -93,12 +69,13 @@ def find_pairs(runs: pd.DataFrame, base: pd.DataFrame) -> pd.DataFrame:
 
 
 def _outcome(study: Study, record: Record, best: float, name_of: Callable[[EvaluationRecord], str]) -> dict[str, Any]:
+    """Returns the outcomes of a run; NaN where a value was not logged or did not happen."""
     success, entropy = record.curve(SUCCESS), record.curve(ENTROPY)
-    final = _last(success, study.window)
+    final = _last(success, study.window)  # NaN if there are fewer RL steps than the window has
     exploded_at, has_exploded = _failure(record, exploded, ENTROPY, INVALID)
     certain = TOKENS["choices"] if TOKENS["choices"] in record.curves else ENTROPY
     collapsed_at, has_collapsed = _failure(record, collapsed, certain, SUCCESS, best)
-    rates: dict[str, list[float]] = {name_of(one): [] for one in record.evaluations}
+    rates: dict[str, list[float]] = {name_of(one): [] for one in record.evaluations}  # after RL began
     for one in record.evaluations:
         rates[name_of(one)] += [one.rate] if one.rl_step > 0 else []
     return {
@@ -106,19 +83,22 @@ def _outcome(study: Study, record: Record, best: float, name_of: Callable[[Evalu
         "solved": final > study.solved + ROUNDING,
         "trapped": final < study.trapped - ROUNDING,
         "solved_at": first_above(success, study.solved, study.smooth),
-        "exploded_at": exploded_at, "exploded": has_exploded,
-        "collapsed_at": collapsed_at, "collapsed": has_collapsed,
-        "entropy_start": entropy[:START_STEPS].mean(),
+        "exploded_at": exploded_at,  # the first RL step
+        "exploded": has_exploded,  # at the end of the run
+        "collapsed_at": collapsed_at,
+        "collapsed": has_collapsed,
+        "entropy_start": entropy[:START_STEPS].mean(),  # over all tokens, in nats
         "entropy_end": _last(entropy, study.window),
-        "invalid": _last(record.curve(INVALID), study.window),
+        "invalid": _last(record.curve(INVALID), study.window),  # share of turns
         **{kind: _extremes(record, name) for kind, name in TOKENS.items()},
         **{third: math.nan if (step := record.left_band.get(third)) is None else step for third in THIRDS},
         "has_thirds": bool(record.left_band),
+        # success on each test list: before RL, the best evaluation, the mean of the last ones
         "before": {name_of(one): one.rate for one in record.evaluations if one.rl_step == 0},
         "best": {name: max(each, default=math.nan) for name, each in rates.items()},
         "end": {name: _last(pd.Series(each, dtype=float), study.eval_window) for name, each in rates.items()},
         "begins_with": record.begins_with,
-    }  # fmt: skip
+    }
 
 
 def _failure(record: Record, detect: Any, entropy: str, other: str, *best: float) -> tuple[float, bool]:
@@ -130,6 +110,7 @@ def _failure(record: Record, detect: Any, entropy: str, other: str, *best: float
 
 
 def _extremes(record: Record, name: str) -> tuple[float, float, float] | None:
+    """Returns start, maximum and end of a metric, in means over a thirtieth of the run."""
     values = record.curve(name)
     if name in record.curves:
         values = thin(pd.DataFrame(record.curves[name], dtype=float))[0].dropna()

@@ -34,38 +34,21 @@ SUCCESS_DIGITS = 9  # those of the success rate: it is compared with levels, and
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """One evaluation of one task list.
+    """One evaluation of one task list."""
 
-    Args:
-        rl_step: RL steps trained before it.
-        split: Name of the list.
-        protocol: Name of the protocol.
-        wins: Number of episodes won.
-        episodes: Number of episodes.
-        types: `[wins, episodes]` of each task type.
-        counts: Other counts: turns, `invalid_turns`, `wait_turns`, `score_sum`, `stop_reasons`.
-        rules: Checksum of the protocol's settings; empty if unknown.
-    """
-
-    rl_step: float
+    rl_step: float  # RL steps trained before it
     split: str
     protocol: str
     wins: int
     episodes: int
-    types: Mapping[str, Sequence[int]]
-    counts: Mapping[str, Any]
-    rules: str = field(default="", compare=False)
+    types: Mapping[str, Sequence[int]]  # `[wins, episodes]` of each task type
+    counts: Mapping[str, Any]  # turns, `invalid_turns`, `wait_turns`, `score_sum`, `stop_reasons`
+    rules: str = ""  # checksum of the protocol's settings; empty if unknown
 
     @property
     def rate(self) -> float:
         """Success rate: wins over episodes."""
         return self.wins / self.episodes
-
-    def is_comparable(self, other: EvaluationRecord) -> bool:
-        """Returns whether both played as many tasks by one protocol. Where `rules` is unknown, the name decides."""
-        known = self.rules and other.rules
-        same_rules = not known or self.rules == other.rules
-        return same_rules and (self.protocol, self.episodes) == (other.protocol, other.episodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +60,7 @@ class Record:
         seed: Seed of the run.
         identity: Everything that determined the result.
         version: Version of this package.
-        seconds: Wall time of all attempts, in seconds.
+        seconds: Wall time of all attempts.
         curves: `{metric: values}`, one value for each RL step from 1 on; `None` where it was not logged.
         thinned: Other metrics, one value for each entry of `thinned["rl_step"]`: the mean of the RL steps up to it.
         left_band: RL step at which the entropy of each third of the episode left the band, `None` if it did not; empty

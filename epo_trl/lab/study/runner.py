@@ -29,19 +29,12 @@ STOPPING = "stopping: the runs save a checkpoint; press Ctrl-C again to kill the
 
 @dataclass
 class Runner:
-    """Runs recipes, each in its own process.
+    """Runs recipes, each in its own process."""
 
-    Args:
-        runs: Folder of the runs, each in its own subfolder.
-        results: Folder of the report and the records.
-        jobs: Number of parallel runs.
-        threads: Number of threads per run.
-    """
-
-    runs: Path
-    results: Path
-    jobs: int
-    threads: int
+    runs: Path  # folder of the runs, each in its own subfolder
+    results: Path  # folder of the report and the records
+    jobs: int  # number of parallel runs
+    threads: int  # number of threads per run
     _running: set[subprocess.Popen] = field(default_factory=set, init=False)
     _lock: Any = field(default_factory=Lock, init=False)
     _stopped: bool = field(default=False, init=False)

@@ -17,18 +17,10 @@ ROUNDING = 1e-9  # a mean as close to a level is equal to it
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds.
-
-    Args:
-        mean: Mean over seeds.
-        deviation: Standard deviation between seeds (n - 1); NaN for one seed.
-        low: Lower end of the 95 % confidence interval of the mean; NaN for one seed.
-        high: Upper end of the confidence interval.
-        count: Number of seeds.
-    """
+    """A mean over seeds, with its 95 % confidence interval. All but mean and count are NaN for one seed."""
 
     mean: float
-    deviation: float
+    deviation: float  # standard deviation between seeds (n - 1)
     low: float
     high: float
     count: int
