@@ -13,8 +13,6 @@ import pytest
 import yaml
 
 from epo_trl.cli import main
-from epo_trl.lab.study import runner
-from epo_trl.runs.run_lock import folder_lock
 
 pytestmark = pytest.mark.slow
 
@@ -184,24 +182,6 @@ def test_some_arms_and_seeds_only(study, capsys):
     assert "not in the report, since neither mine.yaml nor --seeds names them: good-seed5\n" in capsys.readouterr().out
 
 
-def test_two_studies_in_one_folder_are_refused(study, capsys):
-    process = os.fork()
-    if not process:
-        with folder_lock(Path("runs/mine"), "test"):
-            time.sleep(60)
-        os._exit(0)
-    try:
-        end = time.monotonic() + 30
-        while not Path("runs/mine/_running.lock").exists() and time.monotonic() < end:
-            time.sleep(0.02)
-        assert study() == 1
-        assert f"runs/mine is in use by process {process}" in capsys.readouterr().err
-    finally:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-    assert study() == 0
-
-
 def is_in(link, folder):
     try:
         return link.readlink() == folder
@@ -214,18 +194,6 @@ def test_runs_are_parallel_but_no_more_than_asked(study, jobs, order, capsys):
     arms = {name: {"seconds": 0.3, "success": [0.5] * 3} for name in "ab"}
     assert study("--jobs", str(jobs), seeds=[1], warm_start=None, arms=arms) == 0
     assert re.findall("starts|finished", capsys.readouterr().err) == order
-
-
-def test_an_interrupt_while_a_line_is_printed_ends_the_programs_too(study, monkeypatch, capsys):
-    def say(text):
-        if "finished" in text:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(runner, "_say", say)
-    arms = {name: {"seconds": seconds, "success": [0.5] * 3} for name, seconds in (("short", 0), ("long", 15))}
-    assert study("--jobs", "2", seeds=[1], warm_start=None, arms=arms) == 1
-    assert "interrupted; repeat the command" in capsys.readouterr().err
-    assert [path.parent.name for path in Path("runs/mine").glob("*/_finished.json")] == ["short-seed1"]
 
 
 @pytest.mark.parametrize(("how", "most"), [(signal.SIGTERM, 1), (signal.SIGINT, 3)])
