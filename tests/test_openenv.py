@@ -207,7 +207,7 @@ def test_a_request_that_nobody_waited_for_is_void(url):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"observation_key": "text"}, "observation_key: .*got 'text' for {'metadata'"),
+        ({"observation_key": "text"}, "observation_key: expected a key of {'metadata'.*got 'text'"),
         ({"base_url": "http://127.0.0.1:1"}, "base_url: http://127.0.0.1:1: Failed to connect"),
     ],
 )

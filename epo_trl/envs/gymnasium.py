@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from epo_trl.bounds import option, read_mapping
 from epo_trl.envs.base import EnvError, Info
 from epo_trl.envs.border import flag
-from epo_trl.envs.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
+from epo_trl.envs.numbered import NO_ACTION, NumberedArguments, NumberedEnv
 
 
 class GymnasiumEnv(NumberedEnv):
     """Wraps one Gymnasium environment. An action outside its space does not reach it.
 
     Args:
-        given: Settings of the environment.
-        name: Name of the suite.
+        given: Suite with the settings of the environment.
     """
 
     given: GymnasiumArguments
 
-    def __init__(self, given: GymnasiumArguments, name: str) -> None:
-        super().__init__(given, name)
+    def __init__(self, given: GymnasiumArguments) -> None:
+        super().__init__(given)
         self._game = _make(given)
         self._actions = _numbers(self._game, given)
         self._state: Mapping[str, Any] = {}
@@ -58,25 +57,7 @@ class GymnasiumEnv(NumberedEnv):
         self._game.close()
 
 
-class GymnasiumSuite(NumberedSuite):
-    """Seeds of a Gymnasium environment.
-
-    Args:
-        given: Settings of the environment.
-    """
-
-    given: GymnasiumArguments
-
-    def __init__(self, given: GymnasiumArguments) -> None:
-        super().__init__(given, f"gymnasium-{given.env_id}")
-        self.make_env().close()
-
-    def make_env(self) -> GymnasiumEnv:
-        """Creates a fresh environment."""
-        return GymnasiumEnv(self.given, self.name)
-
-
-@dataclass
+@dataclass(eq=False)
 class GymnasiumArguments(NumberedArguments):
     """A Gymnasium environment with text observations and actions."""
 
@@ -84,9 +65,19 @@ class GymnasiumArguments(NumberedArguments):
     env_kwargs: dict[str, Any] | str | None = option(None, "Arguments for `gymnasium.make`, such as '{\"size\": 4}'.")
     action_names: list[str] | None = option(None, "Names of the actions of a `Discrete` space, in order.")
 
-    def make_suite(self) -> GymnasiumSuite:
-        """Creates the task suite."""
-        return GymnasiumSuite(self)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.name = "".join(letter if letter.isalnum() else "-" for letter in f"gymnasium-{self.env_id}")
+        self.env_kwargs = read_mapping("env_kwargs", self.env_kwargs)
+
+    def make_suite(self) -> Self:
+        """Returns the suite, whose environment can be made."""
+        self.make_env().close()
+        return self
+
+    def make_env(self) -> GymnasiumEnv:
+        """Creates a fresh environment."""
+        return GymnasiumEnv(self)
 
 
 def _make(given: GymnasiumArguments) -> Any:
@@ -94,9 +85,8 @@ def _make(given: GymnasiumArguments) -> Any:
         import gymnasium
     except ImportError as error:
         raise EnvError("environment: 'gymnasium' needs the package gymnasium; pip install gymnasium") from error
-    kwargs = read_mapping("env_kwargs", given.env_kwargs)
     try:
-        game: Any = gymnasium.make(given.env_id, **kwargs)
+        game: Any = gymnasium.make(given.env_id, **read_mapping("env_kwargs", given.env_kwargs))
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         raise EnvError(f"env_id: got {given.env_id!r} with env_kwargs {given.env_kwargs!r}: {error}") from error
     if not isinstance(game.observation_space, gymnasium.spaces.Text):

@@ -21,10 +21,15 @@ NO_ACTION = "This is not an action here."
 _Tasks = Annotated[int, Range(least=1, most=FIRST_SEED["iid"])]
 
 
-@dataclass
-class NumberedArguments:
-    """Seeds as tasks, and the names of the fields that describe the environment's state."""
+@dataclass(eq=False)
+class NumberedArguments(TaskSuite):
+    """Seeds as tasks, and the names of the fields that describe the environment's state.
 
+    Subclasses set `name` and implement `make_env`.
+    """
+
+    splits = ("train", "iid")
+    verbatim = True
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(["test_tasks", "demonstrator"])
 
     task_text: str = option("", "Task description; by default the environment's field `task`, or its name.")
@@ -36,39 +41,22 @@ class NumberedArguments:
     accepted_key: str = option("accepted", "Name of the field that tells whether the last action was valid, if any.")
     demonstrator: str = option("", "Expert as 'module:Class', for a warm start and `tiny`; created with a seed.")
 
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
     @property
     def sizes(self) -> dict[str, int]:
         """The number of tasks of each split."""
         return {"train": self.train_tasks, "iid": self.test_tasks}
 
-
-class NumberedSuite(TaskSuite):
-    """Seeds as tasks. Subclass it and implement `make_env`.
-
-    Args:
-        given: Settings of the environment.
-        name: Name of the suite.
-    """
-
-    splits = ("train", "iid")
-    verbatim = True
-
-    def __init__(self, given: NumberedArguments, name: str) -> None:
-        check_bounds(given)
-        self.given, self.name = given, "".join(letter if letter.isalnum() else "-" for letter in name)
-
     def task_ids(self, split: str) -> Sequence[str]:
         """Returns the task ids of a split."""
         self.check_split(split)
-        return [f"{split}/{number}" for number in range(self.given.sizes[split])]
+        return [f"{split}/{number}" for number in range(self.sizes[split])]
 
     def make_expert(self, seed: int = 0) -> Expert:
-        """Creates the expert that the settings name.
-
-        Raises:
-            EnvError: If they name none.
-        """
-        player: Expert = named_object("demonstrator", self.given.demonstrator, "'module:Class' of an expert")(seed)
+        """Creates the expert that the settings name."""
+        player: Expert = named_object("demonstrator", self.demonstrator, "'module:Class' of an expert")(seed)
         return player
 
 
@@ -76,13 +64,11 @@ class NumberedEnv(TextEnv):
     """Tracks the score of an episode, and builds `info` from the environment's fields.
 
     Args:
-        given: Settings of the environment.
-        name: Name of the suite.
+        given: Suite with the settings of the environment.
     """
 
-    def __init__(self, given: NumberedArguments, name: str) -> None:
-        self.given, self.name = given, name
-        self._running = False
+    def __init__(self, given: NumberedArguments) -> None:
+        self.given, self._running = given, False
 
     def _seed(self, options: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
         """Ends the episode, and returns the seed of the next task and the other options."""
@@ -94,8 +80,8 @@ class NumberedEnv(TextEnv):
     def _begin(self, state: Mapping[str, Any]) -> Info:
         """Starts an episode and returns its info."""
         self._running, self._score = True, 0.0
-        self._task = self.given.task_text or str(state.get("task") or self.name)
-        self._task_type = str(state.get("task_type") or self.name)
+        self._task = self.given.task_text or str(state.get("task") or self.given.name)
+        self._task_type = str(state.get("task_type") or self.given.name)
         self._lists = state.get(self.given.actions_key) is not None
         return self._info(state, accepted=True, over=False)
 

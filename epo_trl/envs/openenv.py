@@ -12,13 +12,13 @@ import warnings
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from epo_trl.bounds import Positive, option, read_mapping
 from epo_trl.envs.base import AsyncTextEnv, EnvError, Info
 from epo_trl.envs.border import flag
 from epo_trl.envs.loop import submit
-from epo_trl.envs.numbered import NO_ACTION, NumberedArguments, NumberedEnv, NumberedSuite
+from epo_trl.envs.numbered import NO_ACTION, NumberedArguments, NumberedEnv
 
 # Endings of a server's error for an action that it cannot read or rejects, or that its environment rejects.
 _REFUSALS = ("(code: INVALID_JSON)", "(code: VALIDATION_ERROR)", "(code: EXECUTION_ERROR)")
@@ -28,16 +28,13 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
     """One session of a server.
 
     Args:
-        given: Settings of the environment.
-        name: Name of the suite.
-        reset_options: Arguments for the server's `reset` besides the seed.
+        given: Suite with the settings of the environment.
     """
 
     given: OpenEnvArguments
 
-    def __init__(self, given: OpenEnvArguments, name: str, reset_options: Mapping[str, Any]) -> None:
-        super().__init__(given, name)
-        self._reset_options = reset_options
+    def __init__(self, given: OpenEnvArguments) -> None:
+        super().__init__(given)
         self._client: Any = None
         self._socket: Any = None  # connection of the episode
         self._state: Mapping[str, Any] = {}
@@ -45,7 +42,7 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
     def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Requests the first observation of a task. The server's seed is the task's number; `seed` is not used."""
         number, rest = self._seed(options)
-        self._send(self._reset({**self._reset_options, **rest, "seed": number}))
+        self._send(self._reset({**read_mapping("reset_kwargs", self.given.reset_kwargs), **rest, "seed": number}))
 
     def reset_wait(self) -> tuple[str, Info]:
         """Returns the result of `reset_async`."""
@@ -151,27 +148,7 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
         return text if text.strip() else "(nothing)"
 
 
-class OpenEnvSuite(NumberedSuite):
-    """Seeds of an OpenEnv server.
-
-    Args:
-        given: Settings of the environment.
-    """
-
-    given: OpenEnvArguments
-
-    def __init__(self, given: OpenEnvArguments) -> None:
-        super().__init__(given, given.suite_name)
-        self.reset_options = read_mapping("reset_kwargs", given.reset_kwargs)
-        if find_spec("openenv") is None:  # importing it takes seconds
-            raise EnvError("environment: 'openenv' needs the package openenv; pip install 'epo-trl[openenv]'")
-
-    def make_env(self) -> OpenEnv:
-        """Creates a fresh environment; its session begins with the first reset."""
-        return OpenEnv(self.given, self.name, self.reset_options)
-
-
-@dataclass
+@dataclass(eq=False)
 class OpenEnvArguments(NumberedArguments):
     """An environment on an OpenEnv server."""
 
@@ -188,9 +165,19 @@ class OpenEnvArguments(NumberedArguments):
     )
     timeout_seconds: Positive = option(60.0, "Time limit of a request, in seconds.")
 
-    def make_suite(self) -> OpenEnvSuite:
-        """Creates the task suite."""
-        return OpenEnvSuite(self)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.name, self.reset_kwargs = self.suite_name, read_mapping("reset_kwargs", self.reset_kwargs)
+
+    def make_suite(self) -> Self:
+        """Returns the suite, if openenv is installed."""
+        if find_spec("openenv") is None:  # importing it takes seconds
+            raise EnvError("environment: 'openenv' needs the package openenv; pip install 'epo-trl[openenv]'")
+        return self
+
+    def make_env(self) -> OpenEnv:
+        """Creates a fresh environment; its session begins with the first reset."""
+        return OpenEnv(self)
 
 
 def _mapping(state: Any) -> Mapping[str, Any]:
