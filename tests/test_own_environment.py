@@ -111,7 +111,7 @@ class MakingNameless:
     ("settings", "says"),
     [
         ("Plain", "expected a settings dataclass .write @dataclass above the class"),
-        ("Clashing", "Clashing and EPOConfig both have a field 'seed'.*rename the field.*'game_seed'"),
+        ("Clashing", "Clashing and EPOConfig both have a field 'seed'; rename it.*'game_seed'"),
         ("Returning", r"Returning.make_suite\(\) to return a TaskSuite, got .*TreasureHunt"),
         ("MakingNameless", "Nameless of MakingNameless has no name"),
         ("parse", r"expected a settings dataclass .*with `def make_suite\(self\)`.*got 'test_own"),

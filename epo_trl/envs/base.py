@@ -92,8 +92,7 @@ class TextEnv(ABC):
     def reseed(self, seed: int) -> None:  # noqa: B027 - most games have none
         """Seeds the random numbers that do not follow from task and seed of a reset. By default there are none.
 
-        Called before the first step of an expert's episode, which then does not depend on earlier ones, and before each
-        episode of an audit of credits, so that its rounds are independent and can be resumed.
+        Called before each episode of an expert or of an audit of credits, so that it does not depend on earlier ones.
         """
 
     # Sending to all environments before waiting for any lets those that run elsewhere, `AsyncTextEnv`, work in
@@ -172,11 +171,7 @@ class Expert(Protocol):
 
 
 def split_task_id(task_id: Any, sizes: Mapping[str, int]) -> tuple[str, int]:
-    """Splits the id of a numbered task, `"<split>/<number>"`.
-
-    Args:
-        task_id: The id.
-        sizes: Number of tasks of each split.
+    """Splits the id of a numbered task, `"<split>/<number>"`; `sizes` are the numbers of tasks of each split.
 
     Raises:
         EnvError: If there is no such task. The message lists the valid ids.
@@ -198,10 +193,6 @@ def stratified_sample(items: Sequence[T], count: int) -> list[T]:
     """Draws a random item from each of `count` equal parts of a list, in its order; the same in every process.
 
     Items at equal distances would miss task types of a list in which the types alternate.
-
-    Args:
-        items: The list.
-        count: Number of items to draw, at most the length of the list.
     """
     chance, size = random.Random(0), len(items)
     return [items[chance.randrange(i * size // count, (i + 1) * size // count)] for i in range(count)]
@@ -297,10 +288,7 @@ class TaskSuite(ABC):
 
 
 def is_setting(field: Field[Any], owner: Any) -> bool:
-    """Whether a field of a dataclass object counts as a setting.
-
-    A field in `MAY_CHANGE` does not, nor one with `repr=False`, such as a secret, or `compare=False`.
-    """
+    """Whether a field is a setting: not one in `MAY_CHANGE`, nor with `repr=False` (a secret) or `compare=False`."""
     return field.name not in getattr(owner, "MAY_CHANGE", ()) and field.repr and field.compare
 
 

@@ -50,14 +50,12 @@ def environment_arguments(name: str, folder: Path | None = None) -> type[Any]:
 
 
 def named_object(field: str, name: str, expected: str) -> Any:
-    """Imports the object that `"module:attribute"` names.
-
-    Pass only names that the user has written into a config: importing a module runs it.
+    """Imports the object that `"module:attribute"` names, which runs the module.
 
     Args:
         field: Config field, for error messages.
-        name: Name to import. The module is searched on Python's path; in a recipe also in the current folder and the
-            config's.
+        name: Name that the user has written into a config. In a recipe, its module is also searched in the current
+            folder and the config's.
         expected: Expected value of the field, for error messages.
 
     Raises:
@@ -69,10 +67,8 @@ def named_object(field: str, name: str, expected: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (ImportError, AttributeError, SyntaxError) as error:
-        raise EnvError(
-            f"{field}: expected {expected} from the current folder, the config's, or an installed package, got "
-            f"{name!r}, which cannot be imported ({type(error).__name__}: {error})"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise EnvError(f"{field}: expected {expected}, got {name!r}, which cannot be imported ({reason})") from error
 
 
 def check_fields(settings: type[Any], others: Iterable[type[Any]]) -> None:
@@ -82,8 +78,8 @@ def check_fields(settings: type[Any], others: Iterable[type[Any]]) -> None:
     for field in fields(settings):
         if field.init and field.name in owners:
             raise EnvError(
-                f"environment: {settings.__name__} and {owners[field.name]} both have a field {field.name!r}, so the "
-                f"option --{field.name} is ambiguous; rename the field, for example to 'game_{field.name}'"
+                f"environment: {settings.__name__} and {owners[field.name]} both have a field {field.name!r}; rename "
+                f"it, for example to 'game_{field.name}'"
             )
 
 

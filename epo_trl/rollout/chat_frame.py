@@ -55,8 +55,7 @@ class ChatFrame:
         """
         if getattr(tokenizer, "chat_template", None) is None:
             raise ChatTemplateError(
-                "processing_class: the tokenizer has no chat template; load an instruct model's tokenizer or set "
-                "`tokenizer.chat_template`"
+                "processing_class: the tokenizer has no chat template; set one, or use an instruct model"
             )
         chat_template_kwargs = _with_fixed_date(tokenizer, chat_template_kwargs)
         advice = "; use context: windowed or action_format: tags" if reply_role == "tool" else ""
@@ -84,13 +83,11 @@ class ChatFrame:
         for got, expected in ((whole[0], opening), (whole[4], whole[2]), (whole[5], reply_closing)):
             if got != expected:
                 raise ChatTemplateError(
-                    "processing_class: the chat template must put the same text around a message wherever it stands "
-                    f"in the conversation; got {got!r} in one place, {expected!r} in another"
+                    "processing_class: the chat template must put the same text around a message in every place of a "
+                    f"conversation, got {got!r} and {expected!r}"
                 )
         if reply_role == "tool" and apply(_PROBE, name="toolone") != apply(_PROBE, name="tooltwo"):
-            raise ChatTemplateError(
-                f"processing_class: the chat template names the tool beside what it returned{advice}"
-            )
+            raise ChatTemplateError(f"processing_class: the chat template names the tool beside its result{advice}")
         ending = apply(_PROBE[:2], asks=False).rpartition(_PROBE[1])[2]
         if opening.rstrip().endswith(ending.strip()):  # the header of a user's message
             ending = ""
@@ -113,7 +110,7 @@ def _around(text: str, marks: Sequence[str], advice: str = "") -> list[str]:
     counts = {mark: text.count(mark) for mark in marks}
     if set(counts.values()) != {1} or sorted(marks, key=text.index) != list(marks):
         raise ChatTemplateError(
-            "processing_class: the chat template must show every message exactly once, verbatim and in order, for "
-            f"user and assistant in turn; of {len(marks)} messages it showed {counts} times{advice}"
+            "processing_class: the chat template must show every message exactly once, verbatim and in order, got "
+            f"{counts}{advice}"
         )
     return re.split("|".join(marks), text)

@@ -105,11 +105,10 @@ def expert_episodes(
                 played, left_out = played + len(turns), left_out + len(turns) - len(encoded)
                 yield encoded
     if left_out:
-        warnings.warn(
-            f"max_prompt_length: expected a larger number, got {context.max_prompt_tokens}: {left_out} of {played} "
-            "turns are not demonstrated, because their prompt or an earlier one of their episode does not fit",
-            stacklevel=2,
+        message = (
+            f"max_prompt_length: got {context.max_prompt_tokens}, into which the prompts of {left_out} of {played} "
         )
+        warnings.warn(message + "turns do not fit: they are not demonstrated", stacklevel=2)
 
 
 def tasks_of_types(suite: TaskSuite, task_types: Sequence[str], max_turns: int, count: int) -> list[str]:

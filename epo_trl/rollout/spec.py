@@ -149,11 +149,7 @@ class RolloutSettings(RewardArguments):
         return bool(info["won"]) and terminated
 
     def reward(self, env_reward: float, *, won: bool, is_valid: bool) -> float:
-        """Computes the reward of a turn; `won` if the turn solved the task.
-
-        Raises:
-            EnvError: If its magnitude exceeds `LARGEST_REWARD`.
-        """
+        """Computes the reward of a turn; `EnvError` if its magnitude exceeds `LARGEST_REWARD`."""
         paid = self.env_reward_weight * env_reward + self.success_reward * won
         paid = paid if is_valid else paid - self.invalid_action_penalty
         if abs(paid) > LARGEST_REWARD:
@@ -179,22 +175,12 @@ class ProtocolArguments:
 def action_format(
     name: str, tokenizer: Any, tools: Sequence[Callable[..., Any]], *, verbatim: bool = False
 ) -> ActionFormat:
-    """Creates the action format with the given name.
+    """Creates the format `"tags"` or `"tool_calls"`, which needs tools; TRL may set `tokenizer.response_template`.
 
-    Args:
-        name: `"tags"`, between `<action>` and `</action>`; or `"tool_calls"`, in the model family's own format.
-        tokenizer: Tokenizer of the policy. TRL may set its `response_template`.
-        tools: Tools of the suite.
-        verbatim: Whether the suite needs unlisted actions unchanged; tool calls always are.
-
-    Raises:
-        ValueError: If there are no tools to call.
-        ChatTemplateError: If the chat template cannot show tools, or no response template is known for its calls.
+    Tags pass unlisted actions on unchanged if the suite is `verbatim` or has tools.
     """
     if name == "tags":
         return TaggedActions(verbatim=verbatim or bool(tools))
     if not tools:
-        raise InputError(
-            f"action_format: expected 'tags', got {name!r} with an environment that has no tools (docs/other_worlds.md)"
-        )
+        raise InputError(f"action_format: expected 'tags' for an environment without tools, got {name!r}")
     return ToolCalls(tokenizer, tools)

@@ -36,17 +36,13 @@ class ToolCalls:
         from trl import add_response_schema, supports_tool_calling
 
         if not supports_tool_calling(tokenizer):
-            raise ChatTemplateError(
-                "action_format: got 'tool_calls', but the chat template does not show tool calls and what they "
-                "return; use 'tags', or another model"
-            )
+            raise ChatTemplateError("action_format: expected 'tags': the chat template shows no tool calls and results")
         if getattr(tokenizer, "response_template", None) is None:
             try:
                 add_response_schema(tokenizer)
             except ValueError as error:
                 raise ChatTemplateError(
-                    "action_format: got 'tool_calls', but TRL does not know how this chat template's calls are read; "
-                    "set `tokenizer.response_template`, or use 'tags'"
+                    "action_format: expected 'tags', or a `tokenizer.response_template`: TRL knows none for this model"
                 ) from error
         self.tokenizer = tokenizer
         self.schemas = [get_json_schema(tool) for tool in tools]
