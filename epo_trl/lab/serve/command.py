@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import sys
@@ -89,7 +88,6 @@ def main(argv: Sequence[str]) -> int:
     sys.stdout.flush()
     import uvicorn
 
-    logging.getLogger("uvicorn.error").addFilter(is_no_disconnect)
     server = uvicorn.Server(
         uvicorn.Config(
             app, log_level="warning", ws_max_size=MAX_MESSAGE_BYTES, ws_per_message_deflate=False,
@@ -115,9 +113,3 @@ def rules(args: ServeArguments, suite: TaskSuite) -> dict[str, Any]:
 
     protocol = get_protocol(name).varied(max_turns=args.max_turns)
     return {"protocol": protocol.name, "max_turns": protocol.max_turns, "env_options": protocol.env_options}
-
-
-def is_no_disconnect(record: logging.LogRecord) -> bool:
-    """Returns `False` for the traceback of OpenEnv's answer to a client that was killed in the middle of a call."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not type(error).__name__.startswith("WebSocketDisconnect")

@@ -22,7 +22,6 @@ from openenv.core.env_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
 from pydantic import Field
-from pydantic_core import from_json
 
 from epo_trl import __version__
 from epo_trl.envs.base import EnvError, TaskSuite, TextEnv
@@ -250,18 +249,15 @@ class GameSession(Environment):
         """Returns the number of tasks of a list."""
         return len(self._games.tasks[split])
 
-    def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """Returns the tasks of a list, in their order."""
-        return self.get_task_range(split)
-
     def get_task(self, split: str, index: int) -> dict[str, Any]:
         """Returns one task. Raises `IndexError` if there is none at the index."""
         return {"id": self._games.tasks[split][index], "split": split, "index": index}
 
     def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
         """Returns a slice of a list."""
-        places = range(self.num_tasks(split))[start:stop]
-        return [self.get_task(split, index) for index in places]
+        return [self.get_task(split, index) for index in range(self.num_tasks(split))[start:stop]]
+
+    list_tasks = get_task_range
 
     def close(self) -> None:
         """Frees the environment. May be called twice."""
@@ -282,33 +278,6 @@ def _contained(function: Callable[[], Any]) -> Any:
         raise EnvError(error_text(error)) from error
 
 
-class _ObjectsOnly:
-    """ASGI middleware that empties messages which pydantic, the writer of the answers, does not read as a JSON object.
-
-    OpenEnv answers an empty message with INVALID_JSON. JSON that is no object, half of a surrogate pair, very long
-    integers, deep nesting and binary data would end the session.
-    """
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Callable[[], Any], send: Any) -> None:
-        async def receive_object() -> Any:
-            message = await receive()
-            if message["type"] == "websocket.receive" and not _is_object(message.get("text") or ""):
-                return {"type": "websocket.receive", "text": ""}
-            return message
-
-        await self._app(scope, receive_object, send)
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(from_json(text), dict)
-    except ValueError:
-        return False
-
-
 def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> Any:
     """Returns the FastAPI app of an OpenEnv server.
 
@@ -317,12 +286,10 @@ def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> 
         seats: Maximum number of sessions at once.
         idle_timeout_seconds: Time after which a session without a message loses its seat.
     """
-    app = create_fastapi_app(
+    return create_fastapi_app(
         partial(GameSession, games),
         TextAction,
         TextObservation,
         concurrency_config=ConcurrencyConfig(max_concurrent_envs=seats, session_timeout=idle_timeout_seconds),
         env_name=games.suite.name,
     )
-    app.add_middleware(_ObjectsOnly)
-    return app
