@@ -141,17 +141,6 @@ def test_what_an_environment_raises_is_raised_here_and_costs_nothing_else(pool):
     assert env.step("look")[-1]["pid"] == seen["pid"]
 
 
-def test_long_answers_that_nobody_reads_yet_stop_nothing(pool):
-    suite = pool()
-    envs = [suite.make_env() for _ in range(12)]
-    for env in envs:
-        start(env)
-        env.step_async("huge")
-    for env in envs:
-        env.step_async("look " * 20_000)  # the answers before are void
-    assert len({env.step_wait()[0] for env in envs}) == 1
-
-
 # --- Resets --------------------------------------------------------------------------------------------------------
 
 

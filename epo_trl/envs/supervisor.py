@@ -14,9 +14,8 @@ from typing import IO, Any
 class ChildProcess:
     """A running child process. It is killed when this object is garbage-collected, at the latest when Python exits.
 
-    The child leads its own session: Ctrl-C reaches only Python, and the child's own children are killed with it. If
-    Python is killed, the child has to exit at the end of a pipe that only Python holds; a forked child closes it at
-    once.
+    The child leads its own session: Ctrl-C does not reach it, and its own children are killed with it. If Python is
+    killed, the child has to exit at the end of a pipe that only Python holds; a forked child closes it at once.
 
     Args:
         what: Description for messages, for example `"the ScienceWorld JVM"`.

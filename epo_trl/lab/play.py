@@ -17,7 +17,7 @@ from trl import ModelConfig
 from epo_trl.bounds import option
 from epo_trl.cli.evaluation import EvaluationArguments, load_player, load_protocol
 from epo_trl.cli.options import CommandLine, parse_options
-from epo_trl.envs.base import EnvError, Info, TaskSuite
+from epo_trl.envs.base import Info, TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
@@ -74,7 +74,7 @@ class Screen:
         """Writes a text."""
         self.console.print(plain(text, style), soft_wrap=True)
 
-    def ask_action(self, turn: int, actions: Sequence[str]) -> str:
+    def ask(self, turn: int, actions: Sequence[str]) -> str:
         """Asks a person for an action, with help before the first turn. Raises `EOFError` if the person quits."""
         if turn == 1:
             self.say(HELP, "dim")
@@ -110,11 +110,7 @@ class Screen:
 
 
 def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen: Screen) -> Episode | None:
-    """Plays an episode and returns it, or `None` if the person quits.
-
-    Raises:
-        EnvError: If the environment fails, or the task does not exist.
-    """
+    """Plays an episode and returns it, or `None` if the person quits. What the environment raises is not caught."""
     task_id, has_rules = find_task(args, suite), bool(args.protocol or suite.protocol)
     overrides: dict[str, Any] = {"max_turns": args.max_turns, "temperature": args.temperature, "context": args.context}
     protocol = load_protocol(args, suite) if has_rules else PLAIN.varied(**overrides)
@@ -129,8 +125,6 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
         except (EOFError, KeyboardInterrupt):
             screen.say(f"\nstopped {summary(episode)}", "bold")
             return None
-    if episode.stop is StopReason.ABORTED:
-        raise EnvError(f"{task_id}: {episode.error}")
     ended = episode.to_episode()
     outcome = "won" if ended.won else f"not won ({ended.stop.value})"
     parts = [f"{outcome} {summary(episode)}"]
@@ -152,14 +146,13 @@ def play_turns(
 ) -> None:  # fmt: skip
     """Plays a new episode to its end and shows it. Raises `EOFError` if the person quits or the input ends."""
     expert = suite.make_expert(args.seed) if args.player == EXPERT else None
-    with episode.aborted_by_errors():
-        episode.start()
-        screen.say(f"task: {episode.info['task']}", "bold")
-        about = f"{episode.info['task_type']}, {episode.task_id}; at most {episode.settings.max_turns} turns"
-        screen.say(f"{about}; player: {args.player}", "dim")
-        screen.say(episode.observation)
-        if expert:
-            expert.reset(episode.observation, episode.info)
+    episode.start()
+    screen.say(f"task: {episode.info['task']}", "bold")
+    about = f"{episode.info['task_type']}, {episode.task_id}; at most {episode.settings.max_turns} turns"
+    screen.say(f"{about}; player: {args.player}", "dim")
+    screen.say(episode.observation)
+    if expert:
+        expert.reset(episode.observation, episode.info)
     while episode.stop is None:
         before = episode.info
         if context:
@@ -175,16 +168,13 @@ def play_turns(
             engine.submit(0, episode.ids_to_continue())
             (response,) = engine.collect(None) or []
             (text,) = context.decode([response.ids])
-            with episode.aborted_by_errors():
-                episode.send_action(response.ids, text, response.logprobs, context)
-                episode.await_answer()
+            episode.send_action(response.ids, text, response.logprobs, context)
+            episode.await_answer()
         else:
             number, listed = len(episode.turns) + 1, before["admissible_actions"] or ()
-            answer = expert.act(episode.observation, before) if expert else ("", screen.ask_action(number, listed))
-            with episode.aborted_by_errors():
-                episode.act(answer[1], thought=answer[0], verbatim=suite.verbatim or bool(suite.tools))
-        if episode.stop is not StopReason.ABORTED:
-            screen.show_turn(episode, before, typed=args.player == HUMAN)
+            thought, action = expert.act(episode.observation, before) if expert else ("", screen.ask(number, listed))
+            episode.act(action, thought=thought, verbatim=suite.verbatim or bool(suite.tools))
+        screen.show_turn(episode, before, typed=args.player == HUMAN)
 
 
 def find_task(args: PlayArguments, suite: TaskSuite) -> str:

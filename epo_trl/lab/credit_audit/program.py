@@ -164,7 +164,7 @@ class Audit:
             **{name: getattr(self.args, name) for name in sorted(_RULES)},
             **{f"plan_{name}": value for name, value in asdict(self.plan).items()},
             **{
-                f"credit {name}": {one.name: getattr(method, one.name) for one in fields(method) if one.init}  # type: ignore[arg-type]
+                f"credit {name}": {one.name: getattr(method, one.name) for one in fields(method) if one.init}
                 for name, method in self.estimators.items()
             },
             "round": self.audit.audit_round,
