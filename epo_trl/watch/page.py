@@ -50,8 +50,8 @@ def render_page(samples: Sequence[Sample], name: str, max_bytes: int) -> tuple[s
     Args:
         samples: At least one sample, sorted from worst to best.
         name: Name of the run.
-        max_bytes: Maximum size of the episode data. The page omits the rest and lists it: first the prompts after the
-            first turn, then RL steps in between, then the last episodes.
+        max_bytes: Maximum size of the episode data. The page omits the rest: first the prompts after the first turn,
+            then the last episodes.
     """
     entries, left_out = fitting({n: _shown(sample, n) for n, sample in enumerate(samples, start=1)}, max_bytes)
     shown = [samples[number - 1] for number in entries]
@@ -78,31 +78,16 @@ def embedded(data: Any) -> str:
 
 def fitting(entries: Mapping[int, Entry], max_bytes: int) -> tuple[dict[int, Entry], str]:
     """Reduces the entries, by number, to `max_bytes` of JSON; returns them with a note about omitted content."""
-    sizes = {number: len(embedded(entry)) for number, entry in entries.items()}
-    if sum(sizes.values()) <= max_bytes:
+    if sum(len(embedded(entry)) for entry in entries.values()) <= max_bytes:
         return dict(entries), ""
     shortened = {number: _without_prompts(entry) for number, entry in entries.items()}
-    sizes = {number: len(embedded(entry)) for number, entry in shortened.items()}
-    missing = []
-    if any(turn["prompt"] for entry in entries.values() for turn in entry["turns"][1:]):
-        missing.append("prompts after each first turn")
-    steps = all_steps = sorted({entry["rl_step"] for entry in entries.values()})
-    while sum(sizes[number] for number in shortened) > max_bytes and len(steps) > 1:
-        steps = steps[::-2][::-1]
-        shortened = {number: entry for number, entry in shortened.items() if entry["rl_step"] in steps}
-    if len(steps) < len(all_steps):
-        missing.append(f"{len(all_steps) - len(steps)} of {len(all_steps)} RL steps")
-    totals = itertools.accumulate(sizes[number] for number in shortened)
-    fit = {
-        number: entry for (number, entry), total in zip(shortened.items(), totals, strict=True) if total <= max_bytes
-    }
+    totals = itertools.accumulate(len(embedded(entry)) for entry in shortened.values())
+    fit = {number: shortened[number] for number, total in zip(shortened, totals, strict=True) if total <= max_bytes}
     fit = fit or dict(list(shortened.items())[:1])
-    if len(fit) < len(shortened):
-        missing.append(f"{len(shortened) - len(fit)} other episodes")
-    if not missing:  # a single episode
-        return fit, ""
-    what = ", ".join(missing)
-    return fit, f"Omitted to limit the page size: {what}; the page holds {len(fit)} of {len(entries)} episodes."
+    return fit, (
+        "Omitted to limit the page size: prompts after each first turn; the page holds the worst "
+        f"{len(fit)} of {len(entries)} episodes."
+    )
 
 
 def outcome_label(episode: Episode) -> str:
@@ -141,17 +126,11 @@ def _shown(sample: Sample, number: int) -> Entry:
 
 
 def _summary(samples: Sequence[Sample]) -> str:
-    steps = sorted({sample.rl_step for sample in samples} - {0})
-    splits = sorted({sample.split for sample in samples if not sample.rl_step})
-    parts = []
-    if steps:
-        parts.append(
-            f"RL step {steps[0]}" if len(steps) == 1 else f"{len(steps)} RL steps from {steps[0]} to {steps[-1]}"
-        )
-    if splits:
+    steps = sorted({sample.rl_step for sample in samples if sample.rl_step})
+    parts = [f"RL steps {steps[0]} to {steps[-1]}"] if steps else []
+    if splits := sorted({sample.split for sample in samples if not sample.rl_step}):
         parts.append(f"evaluation of {', '.join(splits)}")
-    noun = "episode" if len(samples) == 1 else "episodes"
-    return f"{len(samples)} {noun}: {'; '.join(parts)}."
+    return f"{len(samples)} episodes: {'; '.join(parts)}."
 
 
 def _part(name: str) -> str:
