@@ -87,13 +87,6 @@ def test_a_batch_that_was_all_aborted_is_logged_without_success(tmp_path):
     assert logged(trainer, "env/success_rate") == [None] and logged(trainer, "env/aborted") == [1.0]
 
 
-def test_each_reason_to_stop_has_a_share_of_its_own():
-    counts = {"won": 1, "lost": 2, "truncated": 3, "turn_limit": 4, "context_full": 5, "aborted": 6}
-    found = metrics_of([episode(StopReason(reason), []) for reason, count in counts.items() for _ in range(count)])
-    shares = {name: value for name, value in found.items() if name.startswith("stop/")}
-    assert shares == pytest.approx({f"stop/{reason}": count / 21 for reason, count in counts.items()})
-
-
 def test_two_ranks_log_what_one_would():
     """Counts are summed before they are divided; seconds are those of the rank itself."""
     theirs = []

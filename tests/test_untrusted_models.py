@@ -1,14 +1,11 @@
 """A model that could run code is refused."""
 
 import json
-import os
-import pickle
 from pathlib import Path
 
 import pytest
-import torch
 from trainer_kit import make_model, toy_tokenizer
-from transformers import AutoModelForCausalLM, dynamic_module_utils
+from transformers import dynamic_module_utils
 from trl import ModelConfig
 
 from epo_trl import ImitationConfig
@@ -18,45 +15,11 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import get_protocol
 
 
-class Payload:
-    def __init__(self, marker):
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.mkdir, (self.marker,)
-
-
 @pytest.fixture
 def folder(tmp_path):
     make_model().save_pretrained(tmp_path)
     toy_tokenizer().save_pretrained(tmp_path)
     return tmp_path
-
-
-def test_pickled_weights_that_hold_more_than_tensors_are_refused(folder):
-    (folder / "model.safetensors").unlink()
-    marker = folder / "the code ran"
-    torch.save({"weight": Payload(str(marker))}, folder / "pytorch_model.bin")
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        AutoModelForCausalLM.from_pretrained(folder)
-    assert not marker.exists()
-
-
-def test_pickled_tensors_are_loaded(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    (folder / "model.safetensors").unlink()
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    again = AutoModelForCausalLM.from_pretrained(folder)
-    assert all(torch.equal(p, old) for p, old in zip(again.parameters(), model.parameters(), strict=True))
-
-
-def test_code_of_a_model_that_is_not_trusted_is_refused(folder):
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "strange", "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "code.py").write_text("raise SystemExit('the code ran')")
-    with pytest.raises(ValueError, match="(?s)contains custom code.*trust_remote_code=True"):
-        AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from string import Formatter
 
-from epo_trl.envs.base import EnvError, Expert, TaskSuite
+from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.checker.results import checked_reset, checked_step
 from epo_trl.rollout.demonstrations import ANSWER
 from epo_trl.rollout.templates import OPTIONAL_PARTS, PARTS, PromptTemplate
@@ -28,7 +28,13 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
         for seed, task_id in enumerate(suite.demonstration_tasks("train", CORPUS_TURNS, CORPUS_TASKS)):
             observation, info = checked_reset(env, task_id, seed)
             env.reseed(seed)
-            expert = _expert(suite, seed)
+            try:
+                expert = suite.make_expert(seed)
+            except EnvError as error:
+                raise EnvError(
+                    "model_name_or_path: got 'tiny', whose vocabulary comes from the environment's expert, but "
+                    f"{error}; write make_expert(), or use a model from the Hub or a local one"
+                ) from error
             answer, _, terminated, truncated, _ = checked_step(env, NO_ACTION, task_id, info)
             texts.add(answer)  # the observation after a mistake
             if terminated or truncated:  # `?` may be a valid action where none are listed
@@ -47,15 +53,3 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
                     break
             texts.add(observation)
     return sorted(texts)
-
-
-def _expert(suite: TaskSuite, seed: int) -> Expert:
-    try:
-        return suite.make_expert(seed)
-    except EnvError as error:
-        has_one = type(suite).make_expert is not TaskSuite.make_expert  # its error names what it needs
-        fix = "or use" if has_one else f"write {type(suite).__name__}.make_expert(), or use"
-        raise EnvError(
-            f"model_name_or_path: got 'tiny', whose vocabulary comes from the environment's expert, but {error}; "
-            f"{fix} a model from the Hub or a local one"
-        ) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from trl import ModelConfig
 
 from epo_trl.errors import InputError
 from epo_trl.models.load import end_ids_of, load_tokenizer
-from epo_trl.models.names import tiny_size
 from epo_trl.models.vllm_requests import VllmRequests, request_params
 from epo_trl.models.vllm_start import starting_vllm
 
@@ -91,17 +89,18 @@ def load_vllm_policy(
         trust_remote_code: Whether custom code from the Hub may run.
 
     Raises:
-        ValueError: If vLLM is not installed, or the model is not supported here.
+        InputError: If the model is an adapter or quantized.
     """
     name, revision = model_args.model_name_or_path, model_args.model_revision
-    _check_model(model_args)
-    try:
-        from vllm import LLM
-    except ImportError as error:
+    if (Path(str(name)) / "adapter_config.json").is_file():
         raise InputError(
-            f"backend: got 'vllm', which cannot be imported ({error}); pip install 'epo-trl[vllm]', or use "
-            "'transformers'"
-        ) from error
+            f"model_name_or_path: got {name!r}, an adapter, with backend='vllm'; merge it into its base first: "
+            f"epo-trl merge {name} --out DIR"
+        )
+    if model_args.load_in_4bit or model_args.load_in_8bit:
+        raise InputError("load_in_4bit, load_in_8bit: expected backend='transformers', got True with backend='vllm'")
+    from vllm import LLM
+
     with starting_vllm(quiet=several_processes and not PartialState().is_main_process):
         llm = LLM(
             model=name,
@@ -117,16 +116,3 @@ def load_vllm_policy(
     tokenizer = load_tokenizer(str(name), revision=revision, trust_remote_code=trust_remote_code)
     ends = end_ids_of(model_args, tokenizer, trust_remote_code)
     return VllmPolicy(llm, request_params, ends, max_new_tokens=max_new_tokens, temperature=temperature), tokenizer
-
-
-def _check_model(model_args: ModelConfig) -> None:
-    name = model_args.model_name_or_path
-    if not name or tiny_size(name):
-        raise InputError(f"model_name_or_path: expected a Hub id or a saved model, got {name!r} with backend='vllm'")
-    if (Path(name) / "adapter_config.json").is_file():
-        raise InputError(
-            f"model_name_or_path: got {name!r}, an adapter, with backend='vllm'; merge it into its base first: "
-            f"epo-trl merge {shlex.quote(name)} --out DIR"
-        )
-    if model_args.load_in_4bit or model_args.load_in_8bit:
-        raise InputError("load_in_4bit, load_in_8bit: expected backend='transformers', got True with backend='vllm'")
