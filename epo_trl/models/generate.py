@@ -74,14 +74,14 @@ class SamplingPolicy:
         self._random = torch.Generator().manual_seed(seed)
         with without_own_settings(model):
             own_cache = can_reuse(model, self.config)
-        self._calls = int(reuse_prefixes)
-        self._cache = PrefixCache(model, self._calls) if own_cache else None
+        self._reuse = reuse_prefixes
+        self._cache = PrefixCache(model, reuse_prefixes) if own_cache else None
 
     def seeded(self, seed: int) -> SamplingPolicy:
         """Returns a copy of the policy with its own random generator and cache."""
         other = copy.copy(self)
         other._random = torch.Generator().manual_seed(seed)
-        other._cache = PrefixCache(self.model, self._calls) if self._cache is not None else None
+        other._cache = PrefixCache(self.model, self._reuse) if self._cache is not None else None
         return other
 
     @torch.inference_mode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,23 +19,23 @@ CACHE = ALL_CACHE_NAMES[0]  # transformers' name of the argument: `past_key_valu
 
 
 class PrefixCache:
-    """Replaces a model's `generate` and keeps the keys and values of earlier calls.
+    """Replaces a model's `generate` and keeps the keys and values of the last call.
 
     In concatenated context the prompt of a turn is the previous prompt, the response to it, and new tokens. Only the
-    new tokens are computed. Rows of ended episodes are dropped. If a row does not extend a row of an earlier call (in
-    the same order), or more than half of the kept positions are padding, everything is recomputed.
+    new tokens are computed. Rows of ended episodes are dropped. If a row does not extend a row of the last call (in the
+    same order), or more than half of the kept positions are padding, everything is recomputed.
 
     The keys and values belong to the weights that computed them: create a new cache when the weights change.
 
     Args:
         model: Causal language model with full attention in every layer, see `can_reuse`.
-        calls: Number of earlier calls to keep; more than one if several batches alternate, 0 for prompts that never
-            extend one another.
+        reuse: Whether prompts extend one another. Otherwise no call is kept.
     """
 
-    def __init__(self, model: Any, calls: int = 1) -> None:
+    def __init__(self, model: Any, reuse: bool = True) -> None:
         self._generate = model.generate
-        self._calls: deque[_Call] = deque(maxlen=calls)
+        self._reuse = reuse
+        self._last: _Call | None = None
         self.reused = 0  # tokens that were not recomputed, over all calls
 
     def generate(self, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any, **kwargs: Any) -> Tensor:
@@ -48,7 +47,7 @@ class PrefixCache:
             generation_config: Generation settings, passed to the model.
             **kwargs: Further arguments of the model's `generate`.
         """
-        if not self._calls.maxlen:
+        if not self._reuse:
             return self._generate(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
@@ -57,8 +56,10 @@ class PrefixCache:
             )
         # Ids and masks are compared on the CPU, which costs one copy before and one after the call.
         device, (prompts, real) = input_ids.device, torch.stack([input_ids, attention_mask]).cpu()
-        before, kept = self._take(prompts, real)
-        if before is None:
+        before, self._last = self._last, None
+        kept = None if before is None else before.rows_before(prompts, real)
+        if before is None or kept is None:
+            before = None  # frees its memory now
             cache, ids, mask = growing_cache(), prompts, real
         else:
             cache, ids, mask = before.cache, before.ids[kept], before.mask[kept]
@@ -84,22 +85,11 @@ class PrefixCache:
         # have ended computes until those of the others have too, and its cache grows by a column in each pass.
         if (surplus := cache.get_seq_length() - ids.shape[1] + 1) > 0:
             cache.crop(-surplus)
-        self._calls.append(_Call(cache, ids[:, :-1], mask[:, :-1]))
+        self._last = _Call(cache, ids[:, :-1], mask[:, :-1])
         return torch.cat([input_ids, output], dim=1)
 
-    def _take(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[_Call | None, Tensor]:
-        """Removes and returns an earlier call that all prompts extend, and its row for each prompt."""
-        for call in self._calls:
-            rows = call.rows_before(input_ids, attention_mask)
-            if rows is not None:
-                self._calls.remove(call)
-                return call, rows
-        if len(self._calls) == self._calls.maxlen:
-            self._calls.popleft()  # it would be dropped after this call; dropping it now frees its memory
-        return None, torch.empty(0, dtype=torch.long)
 
-
-@dataclass(eq=False)
+@dataclass
 class _Call:
     """The state that a `generate` call leaves behind.
 
@@ -172,9 +162,9 @@ def longrope_start(config: Any) -> int | None:
 
 
 @contextmanager
-def reusing_prefixes(model: Any, calls: int = 1) -> Iterator[PrefixCache]:
-    """Makes a model's `generate` reuse earlier calls until the end of the block."""
-    cache, before = PrefixCache(model, calls), vars(model).get("generate")
+def reusing_prefixes(model: Any, reuse: bool = True) -> Iterator[PrefixCache]:
+    """Makes a model's `generate` that of a `PrefixCache` until the end of the block."""
+    cache, before = PrefixCache(model, reuse), vars(model).get("generate")
     model.generate = cache.generate
     try:
         yield cache

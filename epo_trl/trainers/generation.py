@@ -218,5 +218,5 @@ class TurnGenerator(InStep, PolicyEngine):
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
         with without_own_settings(model):
             reuses = can_reuse(model, trainer.generation_config)
-            with reusing_prefixes(model, int(not context.is_windowed)) if reuses else nullcontext():
+            with reusing_prefixes(model, not context.is_windowed) if reuses else nullcontext():
                 yield
