@@ -6,6 +6,7 @@ it has no turn to learn from.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -53,27 +54,24 @@ class UpdateGuard:
         """Stores the loss of a micro-batch for the error message."""
         self._losses.append(loss.detach())
 
-    def end_update(self, skipped: bool) -> list[float]:
-        """Counts one update. Returns the losses of its micro-batches if it was skipped, else `[]`."""
-        self.in_a_row = self.in_a_row + 1 if skipped else 0
-        self.skipped += skipped
+    def end_update(self, grad_norm: float, step: int, rank: int, batch: Callable[[], Any]) -> None:
+        """Counts one update, which is skipped if the norm of its gradient is not finite.
+
+        Raises:
+            NonFiniteError: If the limit is reached, after the collected batch of this rank was saved.
+        """
         losses, self._losses = self._losses, []
-        return [float(loss) for loss in losses] if skipped else []
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the limit has been reached."""
-        return self.in_a_row >= self.limit
-
-    def stop(self, step: int, rank: int, grad_norm: float, losses: list[float], batch: Any) -> None:
-        """Saves the collected batch of this rank and raises `NonFiniteError`."""
-        folder = os.path.join(self.output_dir, FOLDER)
-        os.makedirs(folder, exist_ok=True)
+        is_finite = math.isfinite(grad_norm)
+        self.in_a_row, self.skipped = 0 if is_finite else self.in_a_row + 1, self.skipped + (not is_finite)
+        if self.in_a_row < self.limit:
+            return
+        shown = [float(loss) for loss in losses]
+        os.makedirs(folder := os.path.join(self.output_dir, FOLDER), exist_ok=True)
         path = os.path.join(folder, f"step_{step:06d}_rank{rank}.pt")
-        torch.save({"step": step, "losses": losses, "grad_norm": grad_norm, "batch": batch}, path)
+        torch.save({"step": step, "losses": shown, "grad_norm": grad_norm, "batch": batch()}, path)
         raise NonFiniteError(
             f"max_skipped_updates: {self.in_a_row} consecutive updates had a non-finite loss or gradient, the limit is "
-            f"{self.limit}; step {step}, rank {rank}: losses {losses}, gradient norm {grad_norm}. The "
+            f"{self.limit}; step {step}, rank {rank}: losses {shown}, gradient norm {grad_norm}. The "
             f"weights are those of the last finite update, the collected batch is in {path} (read it with torch.load)"
         )
 

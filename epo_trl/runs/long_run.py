@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from transformers.trainer import Trainer
 
 from epo_trl.errors import InputError
@@ -21,9 +22,7 @@ from epo_trl.runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigte
 from epo_trl.runs.checkpoint_files import FINISHED, STATE_FILE, flush, is_complete, last_checkpoint, rotate
 from epo_trl.runs.run_lock import on_main_process, run_lock
 from epo_trl.runs.run_settings import (
-    check_deepspeed_runs,
-    check_origin,
-    check_settings,
+    check_checkpoint,
     configured_rates,
     differences,
     load_settings,
@@ -46,8 +45,13 @@ class LongRun(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.args.deepspeed_plugin is not None:
-            check_deepspeed_runs(self.accelerator.distributed_type)
+        kind = self.accelerator.distributed_type
+        if self.args.deepspeed_plugin is not None and kind != DistributedType.DEEPSPEED:
+            raise InputError(
+                f"use_cpu: accelerate's `use_cpu: true` turns DeepSpeed off, so it would run {kind.value}. Set it to "
+                "false there (its config, ACCELERATE_USE_CPU), and use_cpu: true in the training config "
+                "(docs/multi_node.md)"
+            )
         self.load_settings = load_settings(self.model, self.args)
         self._settings: dict[str, Any] = {}  # see `settings_of`
         self._has_trained = False
@@ -185,8 +189,7 @@ class LongRun(Trainer):
                 "go back or start over, use another output_dir"
             )
         if checkpoint is not None:
-            check_origin(self.args, checkpoint)
-            check_settings(self.args, checkpoint, self._settings)
+            check_checkpoint(self.args, checkpoint, self._settings)
         return checkpoint
 
     @contextmanager

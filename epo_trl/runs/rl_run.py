@@ -184,10 +184,7 @@ class RLRun(LongRun, GRPOTrainer):
             check_skipped(float(norm), lambda: self.accelerator.optimizer_step_was_skipped)
         elif not finite and self.accelerator.scaler is None:  # a scaler skips the update itself and needs the gradients
             model.zero_grad(set_to_none=True)
-        losses = self._guard.end_update(skipped=not finite)
+        rank = self.accelerator.process_index
+        self._guard.end_update(float(norm), self.state.global_step, rank, self._whole_batch)
         self.pending_metrics["guard/skipped_updates"] = [self._guard.skipped]
-        if self._guard.exhausted:
-            self._guard.stop(
-                self.state.global_step, self.accelerator.process_index, float(norm), losses, self._whole_batch()
-            )
         return norm

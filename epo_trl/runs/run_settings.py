@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType, parse_flag_from_env
+from accelerate.utils import parse_flag_from_env
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import SaveStrategy
 
@@ -87,15 +87,6 @@ def uses_zero3(args: Any) -> bool:
 def shards_weights(args: Any) -> bool:
     """Returns whether no rank has whole weights: with FSDP or ZeRO-3."""
     return uses_fsdp(args) or uses_zero3(args)
-
-
-def check_deepspeed_runs(kind: DistributedType) -> None:
-    """Raises `InputError` if accelerate silently runs without a configured DeepSpeed."""
-    if kind != DistributedType.DEEPSPEED:
-        raise InputError(
-            f"use_cpu: accelerate's `use_cpu: true` turns DeepSpeed off, so it would run {kind.value}. Set it to false "
-            "there (its config, ACCELERATE_USE_CPU), and use_cpu: true in the training config (docs/multi_node.md)"
-        )
 
 
 def warn_rounded_updates(trainer: Any) -> None:
@@ -258,8 +249,8 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
     return lines
 
 
-def check_origin(args: Any, checkpoint: str) -> None:
-    """Raises `InputError` for a checkpoint outside `output_dir` whose source is not trusted."""
+def check_checkpoint(args: Any, checkpoint: str, now: Mapping[str, Any]) -> None:
+    """Raises `InputError` if a checkpoint is not trusted, or has other settings; warns with `resume_with_changes`."""
     own = os.path.realpath(args.output_dir)
     if os.path.commonpath([own, os.path.realpath(checkpoint)]) != own and not args.trust_checkpoint:
         raise InputError(
@@ -267,10 +258,6 @@ def check_origin(args: Any, checkpoint: str) -> None:
             "checkpoint from another source can run code when it is loaded. Set trust_checkpoint to true if you trust "
             "its source"
         )
-
-
-def check_settings(args: Any, checkpoint: str, now: Mapping[str, Any]) -> None:
-    """Raises `InputError` if a checkpoint has other settings; with `resume_with_changes`, warns of them."""
     lines = differences(read_state(os.path.join(checkpoint, STATE_FILE), "settings")["settings"], now)
     if lines and not args.resume_with_changes:
         raise InputError(
