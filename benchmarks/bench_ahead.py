@@ -22,7 +22,7 @@ from bench_update import make_model
 from harness import Work, measure, parser, table, trainer_settings, write
 
 from epo_trl.trainers import EPOConfig, EPOTrainer
-from epo_trl.trainers.ahead import make_rollout_ahead
+from epo_trl.trainers.ahead import RolloutAhead
 from epo_trl.trainers.engines import VllmServerEngine
 
 SIZES = {
@@ -73,7 +73,7 @@ def make_trainer(ahead: int, given: dict[str, Any]) -> EPOTrainer:
     trainer.player.engine = engine = VllmServerEngine(trainer)
     engine._client = SimpleNamespace(base_url=server.base_url, generate=server.generate)
     args.rollout_ahead = ahead
-    trainer.ahead = make_rollout_ahead(trainer) if ahead else None
+    trainer.ahead = RolloutAhead(trainer) if ahead else None
     return trainer
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from trainer_kit import make_trainer
 
-from epo_trl.trainers.ahead import make_rollout_ahead
+from epo_trl.trainers.ahead import RolloutAhead
 from epo_trl.trainers.engines import VllmServerEngine
 
 
@@ -86,5 +86,5 @@ def make_served(folder, *, make=make_trainer, rollout_ahead=0, behind=0, request
     trainer.evaluator = replace(trainer.evaluator, engine=engine)
     engine._client = server
     trainer.args.rollout_ahead, trainer.args.request_seeds = rollout_ahead, request_seeds
-    trainer.ahead = make_rollout_ahead(trainer) if rollout_ahead else None
+    trainer.ahead = RolloutAhead(trainer) if rollout_ahead else None
     return trainer, server

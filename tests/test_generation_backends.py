@@ -15,7 +15,7 @@ from trainer_kit import make_model, make_trainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from epo_trl.errors import InputError
-from epo_trl.trainers.engines import VllmEngine, VllmServerEngine, _WithTimeout, make_engine
+from epo_trl.trainers.engines import VllmEngine, VllmServerEngine, limit_requests, make_engine
 from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.types import StopReason
 
@@ -290,6 +290,6 @@ def test_vllm_in_the_process_makes_no_text_and_log_probabilities_only_where_the_
 
 def test_a_server_that_does_not_answer_in_time_is_given_up():
     with socket.create_server(("127.0.0.1", 0)) as silent, requests.Session() as session:
-        session.mount("http://", _WithTimeout(0.2))
+        limit_requests(session, 0.2)
         with pytest.raises(requests.exceptions.ReadTimeout):
             session.post(f"http://127.0.0.1:{silent.getsockname()[1]}/v1/completions", json={})

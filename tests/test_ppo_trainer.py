@@ -802,8 +802,6 @@ def test_a_bad_setting_is_named(tmp_path, changes, message):
 
 
 def test_other_impossible_combinations_are_named(tmp_path):
-    with pytest.raises(ValueError, match="reward_funcs: expected none.*got reward functions"):
-        make_ppo(tmp_path, reward_funcs=[lambda **kwargs: [0.0]])
     with pytest.raises(ValueError, match="critic_use_peft: expected False for a policy without an adapter, got True"):
         make_ppo(tmp_path, critic_use_peft=True)
     model = make_model()

@@ -269,5 +269,5 @@ def test_an_rl_step_repeats_no_rollout_although_an_evaluation_comes_between_them
     first = trainer.play([("train/0", 0)])
     trainer.evaluate()
     assert trainer.play([("train/0", 0)]) != first
-    trainer.player.engine.restart()
-    assert trainer.play([("train/0", 0)]) == first, "a new run begins with the same seeds"
+    again, _ = served(tmp_path)
+    assert again.play([("train/0", 0)]) == first, "a new run begins with the same seeds"

@@ -103,7 +103,10 @@ REFUSED = {
     "recompute_passes": ("expected False with ZeRO-3 or FSDP, got True", sharded(recompute_passes=True)),
     "request_seeds": ("expected False, except with vLLM", trainer(request_seeds=True)),
     "resume_from_checkpoint": ("expected a folder in output_dir .*trust_checkpoint", from_elsewhere),
-    "reward_funcs": ("expected none, got reward functions", lambda folder, _: make_ppo(folder, reward_funcs=len)),
+    "reward_funcs": (
+        "expected none with 'turn', which reads the rewards",
+        lambda folder, _: make_ppo(folder, reward_funcs=len),
+    ),
     "rollout_ahead": ("expected 0 with an engine that shares", trainer(rollout_ahead=1)),
     "rollout_func": ("expected none;", trainer(rollout_func=len)),
     "save_only_model": ("expected false, got true", config(save_only_model=True)),

@@ -2,12 +2,9 @@
 
 import pytest
 from datasets import Dataset
-from trainer_kit import GROUP, ROWS, make_config, make_model, make_ppo, make_trainer, toy_tokenizer
-from trl import GRPOConfig
+from trainer_kit import GROUP, ROWS, make_ppo, make_trainer
 
-from epo_trl import EPOTrainer
 from epo_trl.envs.toy import ToySuite
-from epo_trl.errors import InputError
 
 
 class ShortSuite(ToySuite):
@@ -42,25 +39,6 @@ def test_fewer_tasks_than_one_rl_step_needs_are_refused_and_just_enough_are_take
         make(tmp_path, train_dataset=tasks(needed - 1), **changes)
     trainer = make(tmp_path, train_dataset=tasks(needed), **changes)
     assert len(trainer.get_train_dataloader()) > 0
-
-
-@pytest.mark.parametrize(
-    ("suite", "got"),
-    [
-        (ToySuite, r"the class ToySuite; pass ToySuite\(\.\.\.\)$"),
-        (ToySuite().make_env(), "TreasureHunt$"),
-        (None, "NoneType$"),
-    ],
-    ids=["class", "environment", "nothing"],
-)
-def test_a_suite_of_another_kind_is_refused_by_name(tmp_path, suite, got):
-    with pytest.raises(InputError, match=f"^suite: expected a TaskSuite, got {got}"):
-        EPOTrainer(make_model(), suite, args=make_config(tmp_path), processing_class=toy_tokenizer())
-
-
-def test_a_configuration_of_trl_is_refused_by_name(tmp_path):
-    with pytest.raises(InputError, match="^args: expected EPOConfig, got GRPOConfig"):
-        EPOTrainer(make_model(), ToySuite(), args=GRPOConfig(str(tmp_path), use_cpu=True, bf16=False))
 
 
 @pytest.mark.parametrize(

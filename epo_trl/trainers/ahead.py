@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from epo_trl.errors import InputError
 from epo_trl.trainers.collection import Played
+from epo_trl.trainers.engines import VllmServerEngine
 
 _SECONDS_TO_STOP = 10.0  # until a rollout that is no longer needed is left to itself
-_THREAD = "rollout ahead"
 
 
 class Flight(NamedTuple):
@@ -48,11 +49,18 @@ class RolloutAhead:
 
     Attributes:
         steps: Largest number of RL steps between the weights that play a batch and those that train on it.
+
+    Raises:
+        InputError: If the engine shares the trainer's devices.
     """
 
     def __init__(self, trainer: Any):
-        self.steps: int = trainer.args.rollout_ahead
-        self._trainer, self._engine = trainer, trainer.player.engine
+        self._trainer, self._engine, self.steps = trainer, trainer.player.engine, trainer.args.rollout_ahead
+        if not isinstance(self._engine, VllmServerEngine):
+            raise InputError(
+                f"rollout_ahead: expected 0 with an engine that shares the trainer's devices or generates in lockstep, "
+                f"got {self.steps}. Use a vLLM server without constrained sampling: use_vllm true, vllm_mode server"
+            )
         # The main thread encodes prompts too; a tokenizer is for one thread at a time.
         self._context = copy.deepcopy(trainer.rules.context)
         self._flights: dict[int, Flight] = {}  # by RL step
@@ -61,6 +69,10 @@ class RolloutAhead:
         self._weights = 0  # RL step at whose start the engine got its weights
         self._tasks: Iterator[tuple[int, list[str]]] | None = None
         self._lag = 0  # age in RL steps of the weights that played this batch
+        self._orders: SimpleQueue[tuple[int, Flight]] = SimpleQueue()
+        # A daemon, since an environment that hangs must not keep the program alive.
+        self._thread = threading.Thread(target=self._play_all, name="rollout ahead", daemon=True)
+        self._thread.start()
 
     @property
     def is_playing(self) -> bool:
@@ -105,32 +117,25 @@ class RolloutAhead:
         idle = 0.0 if self._ended is None or self.is_playing else time.perf_counter() - self._ended
         last = min(self._weights + self.steps, trainer.total_rl_steps - 1)
         for rl_step in range(max(self._flights, default=first - 1) + 1, last + 1):
-            tasks = self._tasks_of(rl_step)
-            previous, self._last = self._last, Future()
-            self._flights[rl_step] = Flight(tasks, self._weights, self._last)
-            # A daemon, since an environment that hangs must not keep the program alive.
-            order = (self._last, previous, rl_step, tasks)
-            threading.Thread(target=self._play_next, args=order, name=_THREAD, daemon=True).start()
+            flight = Flight(self._tasks_of(rl_step), self._weights, Future())
+            self._flights[rl_step], self._last = flight, flight.played
+            self._orders.put((rl_step, flight))
         return {"lag/rl_steps": float(self._lag), "time/wait_for_rollout": waited, "time/wait_for_update": idle}
 
-    def _play_next(
-        self, future: Future[Played], previous: Future[Played] | None, rl_step: int, tasks: list[str]
-    ) -> None:
-        if previous is not None:
-            wait_for([previous])
-        try:
-            future.set_result(self._play(rl_step, tasks))
-        except BaseException as error:
-            future.set_exception(error)
-
-    def _play(self, rl_step: int, tasks: list[str]) -> Played:
-        played = Played()
-        try:
-            with self._engine.ahead(rl_step):
-                self._trainer.collector.play(tasks, partial(self._trainer.play, context=self._context), played)
-        finally:
-            self._ended = time.perf_counter()
-        return played
+    def _play_all(self) -> None:
+        while True:
+            rl_step, flight = self._orders.get()
+            played = Played()
+            try:
+                with self._engine.ahead(rl_step):
+                    play = partial(self._trainer.play, context=self._context)
+                    self._trainer.collector.play(flight.tasks, play, played)
+            except BaseException as error:
+                self._ended = time.perf_counter()
+                flight.played.set_exception(error)
+            else:
+                self._ended = time.perf_counter()
+                flight.played.set_result(played)
 
     def _tasks_of(self, rl_step: int) -> list[str]:
         self._tasks = self._tasks or enumerate(self._trainer.tasks_of_rl_steps())
@@ -138,7 +143,7 @@ class RolloutAhead:
 
     def wait(self) -> None:
         """Waits until no rank's engine plays a batch. Collective; does nothing in the background itself."""
-        if self._last is not None and threading.current_thread().name != _THREAD:
+        if self._last is not None and threading.current_thread() is not self._thread:
             wait_for([self._last])
             self._engine.stopped = False
             self._trainer.accelerator.wait_for_everyone()
@@ -150,19 +155,3 @@ class RolloutAhead:
             wait_for([self._last], _SECONDS_TO_STOP)
         self._engine.stopped = self.is_playing
         self._flights.clear()
-        self._tasks = None
-
-
-def make_rollout_ahead(trainer: Any) -> RolloutAhead:
-    """Returns what plays ahead for a trainer with `rollout_ahead`.
-
-    Raises:
-        InputError: If the engine shares the trainer's devices.
-    """
-    args = trainer.args
-    if trainer.player.engine.shares_devices:
-        raise InputError(
-            f"rollout_ahead: expected 0 with an engine that shares the trainer's devices or generates in lockstep, got "
-            f"{args.rollout_ahead}. Use a vLLM server without constrained sampling: use_vllm true, vllm_mode server"
-        )
-    return RolloutAhead(trainer)

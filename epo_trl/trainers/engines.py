@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import requests
 from requests.adapters import HTTPAdapter
+from transformers import set_seed
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 
+from epo_trl.errors import InputError
 from epo_trl.models.vllm_requests import VllmRequests, request_params
 from epo_trl.models.vllm_start import own_port, starting_vllm
 from epo_trl.rollout import ContextBuilder, EngineError, Response
@@ -33,29 +37,35 @@ def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
     args = trainer.args
     if trainer.use_vllm:
         vllm = trainer.vllm_generation
+        # TRL converts the settings of constrained sampling.
         is_constrained = vllm.structured_outputs_regex is not None or "structured_outputs" in vllm.generation_kwargs
-        if is_constrained:  # TRL converts these settings
-            return TurnGenerator(trainer)
-        if args.vllm_mode == "server":
+        if args.vllm_mode == "server" and not is_constrained:
             return VllmServerEngine(trainer)
-        return VllmEngine(trainer) if args.vllm_tensor_parallel_size == 1 else TurnGenerator(trainer)
+        if args.vllm_mode == "colocate" and not is_constrained and args.vllm_tensor_parallel_size == 1:
+            return VllmEngine(trainer)
+    if args.request_seeds:
+        raise InputError(
+            "request_seeds: expected False, except with vLLM where it does not generate in lockstep, got True. In "
+            "lockstep, samples are drawn in the same order in every run"
+        )
     return TurnGenerator(trainer)
 
 
 @contextmanager
-def vllm_start(args: EPOConfig) -> Iterator[None]:
+def starting(args: EPOConfig) -> Iterator[None]:
     """Gives the vLLM that TRL starts in the block, if it does, a port of its own, and announces it."""
-    if args.use_vllm and args.vllm_mode == "colocate":
-        with own_port(), starting_vllm(quiet=args.process_index != 0):
-            yield
-    else:
+    with ExitStack() as stack:
+        if args.use_vllm and args.vllm_mode == "colocate":
+            stack.enter_context(own_port())
+            stack.enter_context(starting_vllm(quiet=args.process_index != 0))
         yield
+    if args.use_vllm:
+        # A colocated vLLM has seeded this process with its own seed. The ranks of one engine draw the same.
+        set_seed(args.seed + args.process_index // args.vllm_tensor_parallel_size)
 
 
 class VllmEngine(VllmRequests, PolicyEngine):
     """A vLLM in the process of each rank."""
-
-    takes_seeds = True
 
     def __init__(self, trainer: GRPOTrainer):
         VllmRequests.__init__(self)
@@ -89,8 +99,6 @@ class VllmServerEngine(PolicyEngine):
         stopped: Whether to refuse requests, so that a rollout in the background ends.
     """
 
-    shares_devices = False
-    takes_seeds = True
     stopped = False
     _is_ahead = False
     _client: VLLMClient | None = None
@@ -130,11 +138,7 @@ class VllmServerEngine(PolicyEngine):
         vllm = self._trainer.vllm_generation
         url = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
         client = VLLMClient(base_url=url, connection_timeout=vllm.server_timeout)
-        for scheme in ("http://", "https://"):
-            retries = client.session.get_adapter(scheme).max_retries.new(read=0)  # a late answer is not asked for again
-            client.session.mount(
-                scheme, _WithTimeout(vllm.server_timeout, max_retries=retries, pool_maxsize=_LARGEST_POOL)
-            )
+        limit_requests(client.session, vllm.server_timeout)
         return client
 
     def submit(self, number: int, prompt_ids: list[int]) -> None:
@@ -168,16 +172,12 @@ class VllmServerEngine(PolicyEngine):
             return responses
 
 
-class _WithTimeout(HTTPAdapter):
-    """Ends a request that takes longer than `seconds`."""
-
-    def __init__(self, seconds: float, **kwargs: Any):
-        self._seconds = seconds
-        super().__init__(**kwargs)
-
-    def send(self, *args: Any, **kwargs: Any) -> Any:
-        """Sends a request with the time limit, unless it has one."""
-        return super().send(*args, **{**kwargs, "timeout": kwargs.get("timeout") or self._seconds})
+def limit_requests(session: requests.Session, seconds: float) -> None:
+    """Ends requests that take longer, and does not send them again; keeps a connection for each thread."""
+    session.request = partial(session.request, timeout=seconds)  # type: ignore[method-assign]
+    for scheme in ("http://", "https://"):
+        retries = session.get_adapter(f"{scheme}any").max_retries.new(read=0)  # type: ignore[attr-defined]
+        session.mount(scheme, HTTPAdapter(max_retries=retries, pool_maxsize=_LARGEST_POOL))
 
 
 def sampling_settings(trainer: GRPOTrainer, is_evaluating: bool) -> dict[str, Any]:

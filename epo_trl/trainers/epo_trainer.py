@@ -17,26 +17,22 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedModel
 
 from epo_trl.devices import return_freed_memory
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport
-from epo_trl.evaluation.play import check_first_task
 from epo_trl.evaluation.samples import print_episodes
-from epo_trl.methods import Batch, Comm, MicroBatch, TokenScores
-from epo_trl.models.critic import causal_lm
-from epo_trl.models.families import freeze_unread, settle_experts, turn_off_noise
+from epo_trl.methods import Batch, MicroBatch, TokenScores
+from epo_trl.models.families import settle_experts
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.runs.callbacks import use_short_progress
 from epo_trl.runs.checkpoint_files import step_of
@@ -45,18 +41,25 @@ from epo_trl.runs.rl_run import RLRun
 from epo_trl.runs.run_settings import content_digest, model_digest
 from epo_trl.scoring.reference import reference_model
 from epo_trl.scoring.row_scorer import RowScorer
-from epo_trl.trainers.ahead import make_rollout_ahead
-from epo_trl.trainers.collection import Collected, Collector, Player, episode_return
+from epo_trl.trainers.ahead import RolloutAhead
+from epo_trl.trainers.collection import Collected, Collector, episode_return
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.engines import make_engine, vllm_start
+from epo_trl.trainers.engines import make_engine, starting
 from epo_trl.trainers.evaluator import Evaluator, scalars, worst_if_missing
 from epo_trl.trainers.model_card import CardFacts, OwnModelCard, card_facts
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import zero_signal_monitor
-from epo_trl.trainers.setup import check_context_fits, divide, keeping_reference, set_up
+from epo_trl.trainers.setup import (
+    check_context_fits,
+    divide,
+    keeping_reference,
+    ranks_of,
+    set_up,
+    settle_models,
+)
 from epo_trl.trainers.step import LossScale, Part, RLStep
-from epo_trl.trainers.support import check_arguments, check_policy
+from epo_trl.trainers.support import check_arguments
 from epo_trl.types import Episode
 
 # Files of a checkpoint, equal on all ranks.
@@ -80,6 +83,7 @@ class EPOTrainer(OwnModelCard, RLRun):
     _tag_names = ["trl", "epo_trl", "grpo"]
     _name = "EPO"
     args: EPOConfig
+    step: RLStep  # the batch collected last
     has_critic = False
 
     def __init__(
@@ -94,73 +98,39 @@ class EPOTrainer(OwnModelCard, RLRun):
     ):
         args = args if args is not None else EPOConfig("epo-trl")
         setup = set_up(model, suite, args, train_dataset, processing_class, reward_funcs, kwargs, self.has_critic)
-        self.suite, self.rules, self.methods = setup.suite, setup.rules, setup.methods
-        quiet = args.disable_tqdm or args.process_index != 0
-        most = max(args.per_device_train_batch_size * args.steps_per_generation, args.per_device_eval_batch_size)
-        self.player = Player(self.suite, quiet=quiet, most=most)
-        (env,), first_task = self.player.provide(1), setup.train_dataset[0]["prompt"]
-        check_first_task(env, first_task, args.seed, self.rules.context, self.rules.protocol)
-        test_lists = {split: Dataset.from_dict({"prompt": ids}) for split, ids in setup.test_tasks.items()}
-        with vllm_start(args), keeping_reference(self, args), warnings.catch_warnings():
-            # This trainer relies on rollout_func; tests/test_trl_contract.py checks its name and behaviour.
-            warnings.filterwarnings("ignore", message=".*'rollout_func', which is an experimental feature")
+        self.suite, self.rules, self.methods, self.player = setup.suite, setup.rules, setup.methods, setup.player
+
+        with starting(args), keeping_reference(self, args):
             super().__init__(
                 model=model,
                 reward_funcs=reward_funcs if reward_funcs is not None else episode_return,
                 args=args,
                 train_dataset=setup.train_dataset,
-                eval_dataset=test_lists or None,
+                eval_dataset=setup.eval_dataset,
                 processing_class=setup.tokenizer,
-                rollout_func=_collected_episodes,
                 **kwargs,
             )
-        models = filter(None, (self.model, self.ref_model)) if args.disable_dropout else ()
-        self.without_noise = [one for model in models for one in turn_off_noise(model)]
-        policy = causal_lm(self.model)
-        check_policy(self.model, vllm=args.use_vllm)
-        freeze_unread(policy, quiet=args.process_index != 0)
+        self.without_noise = settle_models(self.model, self.ref_model, args)
         settle_experts(self)
-        if args.use_vllm:
-            # A colocated vLLM has seeded this process with its own seed. The ranks of one engine draw the same.
-            set_seed(args.seed + args.process_index // args.vllm_tensor_parallel_size)
         use_short_progress(self)
-        self.player.engine = make_engine(self)
         self.rules.set_model_limits(check_context_fits(args, self.rules.context, self.model.config), self.eos_token_ids)
-        device, reduce = self.accelerator.device, self.accelerator.reduce
-        self.ranks = Comm(
-            sum=lambda tensor: reduce(tensor.to(device), reduction="sum").to(tensor.device),
-            gather=gather_object,
-            index=self.accelerator.process_index,
-            count=self.accelerator.num_processes,
-        )
-        spare_tasks = setup.train_dataset["prompt"]
+
+        ranks, group_size = ranks_of(self.accelerator), self.num_generations
+        self.ranks, self.rollout_func = ranks, _collected_episodes
+        self.player.engine = engine = make_engine(self)
         self.collector = Collector(
-            self.suite, self.methods, self.ranks, spare_tasks, args, self.num_generations, self.eos_token_ids
+            self.suite, self.methods, ranks, setup.train_dataset["prompt"], args, group_size, self.eos_token_ids
         )
-        self.scorer = RowScorer(
-            self.accelerator.autocast,
-            *divide(args, self.model, device, self._largest_of_ranks),
-            args.per_device_train_batch_size,
-            self.methods,
-        )
-        self.step: RLStep | None = None  # the batch collected last
-        self.evaluator = Evaluator(self.player.engine, self.rules, setup.test_tasks, suite.name, args, self.ranks)
-        self.samples = EpisodeSamples(args, self.processing_class, self.ranks, self.num_generations)
+        passes = divide(args, self.model, self.accelerator)
+        self.scorer = RowScorer(self.accelerator.autocast, *passes, args.per_device_train_batch_size, self.methods)
+        self.evaluator = Evaluator(engine, self.rules, setup.test_tasks, suite.name, args, ranks)
+        self.samples = EpisodeSamples(args, self.processing_class, ranks, group_size)
+        self.health = RunHealth(warns=ranks.index == 0)
+        self.ahead = RolloutAhead(self) if args.rollout_ahead else None
         self.last_episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []  # of the last evaluation, with the details
-        self._zero_signal = zero_signal_monitor(
-            args, self.methods, self.ranks, self.num_generations, has_critic=self.has_critic
-        )
-        self.ahead = make_rollout_ahead(self) if args.rollout_ahead else None
-        self.health = RunHealth(warns=self.ranks.index == 0)
+        self._zero_signal = zero_signal_monitor(args, self.methods, ranks, group_size, has_critic=self.has_critic)
         self._to_print: list[Episode] = []
-
-    def _largest_of_ranks(self, count: int) -> int:
-        if self.accelerator.num_processes == 1:
-            return count
-        largest = torch.tensor(count, device=self.accelerator.device)
-        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
-        return int(largest)
 
     # --- Rollout -----------------------------------------------------------------------------------------------
 
@@ -232,7 +202,6 @@ class EPOTrainer(OwnModelCard, RLRun):
 
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Tensor:
         """Returns the rewards of all ranks, NaN for episodes without a signal."""
-        assert self.step is not None
         rewards = super()._calculate_rewards(inputs, *args, **kwargs)
         rewards, compared = self.step.compare(rewards, self.reward_weights, self.multi_objective_aggregation)
         self._zero_signal.add_rewards(compared, success=self.pending_metrics["env/success_rate"][-1])
@@ -259,7 +228,6 @@ class EPOTrainer(OwnModelCard, RLRun):
         of the whole batch, however the batch is split.
         """
         step = self.step
-        assert step is not None
         part = step.part(inputs, self._loss_scale())
         scores, aux_loss = self.scorer.score(
             model,
@@ -292,7 +260,6 @@ class EPOTrainer(OwnModelCard, RLRun):
         """Returns the log-probabilities of a model, or the scores that `compute_loss` has passed in its place."""
         if isinstance(model, Scored):
             return model
-        assert self.step is not None
         scores, _ = self.scorer.score(model, input_ids, self.step.layout)
         self.step.scored.append(scores)
         return scores.logps, None, None
@@ -400,7 +367,6 @@ class EPOTrainer(OwnModelCard, RLRun):
         super()._load_rank_state(folder)
 
     def _batch_state(self) -> dict[str, Any]:
-        assert self.step is not None
         return {
             "step": self.step.state_dict(),
             "methods": self.methods.batch_state(),
@@ -488,5 +454,4 @@ class Scored(NamedTuple):
 
 def _collected_episodes(prompts: Sequence[Any], trainer: EPOTrainer) -> dict[str, Any]:
     """Returns the collected batch to TRL, as its `rollout_func`."""
-    assert trainer.step is not None
     return trainer.step.to_rollout_output()

@@ -12,7 +12,6 @@ import torch
 from trl import GRPOTrainer
 
 from epo_trl.devices import seeded
-from epo_trl.errors import InputError
 from epo_trl.models.adapters import keeping_base
 from epo_trl.models.generate import UNCHANGED, decoding, narrowing, without_own_settings
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes
@@ -46,23 +45,14 @@ class PolicyEngine(Engine):
         trainer: Trainer whose policy, settings and back end are used.
 
     Attributes:
-        shares_devices: Whether it generates on the trainer's devices, so that only one of the two can work at a time.
-        takes_seeds: Whether it accepts the seed of a request.
         part: Name of the part of the run that a rollout is for, if it is not the trainer's RL step.
         is_evaluating: Whether the rollouts are those of an evaluation.
     """
 
-    shares_devices = True
-    takes_seeds = False
     part = ""
     is_evaluating = False
 
     def __init__(self, trainer: GRPOTrainer):
-        if trainer.args.request_seeds and not self.takes_seeds:
-            raise InputError(
-                "request_seeds: expected False, except with vLLM where it does not generate in lockstep, got True. In "
-                "lockstep, samples are drawn in the same order in every run"
-            )
         self._trainer = trainer
         self._seeds = RequestSeeds()
 
@@ -87,11 +77,6 @@ class PolicyEngine(Engine):
     def weights_changed(self) -> None:
         """Makes the next rollout send the weights to vLLM: otherwise they are sent if the optimizer step changed."""
         self._trainer._last_loaded_step = -1
-
-    def restart(self) -> None:
-        """Begins a new run."""
-        self.weights_changed()
-        self._seeds = RequestSeeds()
 
     def keep_weights(self) -> None:
         """Leaves vLLM the weights that it has, where TRL would send those of this optimizer step."""

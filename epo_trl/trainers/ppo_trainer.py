@@ -21,7 +21,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from epo_trl.envs.base import TaskSuite
-from epo_trl.errors import InputError
 from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
 from epo_trl.models.critic import attach_critic, critic_aside
 from epo_trl.objectives import value_loss
@@ -51,15 +50,10 @@ class EPOPPOTrainer(EPOTrainer):
 
     def __init__(self, model: str | PreTrainedModel, suite: TaskSuite, args: EPOPPOConfig | None = None, **kwargs: Any):
         args = args if args is not None else EPOPPOConfig("epo-trl-ppo")
-        if not isinstance(args, EPOPPOConfig):
-            raise InputError(f"args: expected EPOPPOConfig with the critic's settings, got {type(args).__name__}")
-        if kwargs.get("reward_funcs") is not None:
-            raise InputError(
-                "reward_funcs: expected none, got reward functions. The critic learns the rewards of the turns. Change "
-                "those with success_reward, env_reward_weight and invalid_action_penalty."
-            )
         backbone = copy_of_policy(model, args)
+
         super().__init__(model, suite, args=args, **kwargs)
+
         critic = make_critic(
             self.model,
             args,

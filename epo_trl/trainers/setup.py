@@ -1,16 +1,15 @@
-"""Prepares a trainer before TRL's own set-up: checks the arguments, and loads tasks and rules."""
+"""What a trainer is built from: checked arguments, tasks and rules, settled models, communication, forward passes."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 
 from epo_trl.bounds import copy_options
@@ -18,18 +17,18 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
-from epo_trl.evaluation.play import protocol_context, sampled_tasks
-from epo_trl.methods import Methods, build_methods
-from epo_trl.models.critic import detach_critic
-from epo_trl.models.families import fitted
+from epo_trl.evaluation.play import check_first_task, protocol_context, sampled_tasks
+from epo_trl.methods import Comm, Methods, build_methods
+from epo_trl.models.critic import causal_lm, detach_critic
+from epo_trl.models.families import Changed, fitted, freeze_unread, turn_off_noise
 from epo_trl.models.load import check_output_dir, load_tokenizer, sequence_limit
-from epo_trl.models.names import tiny_size
 from epo_trl.models.prefix_cache import longrope_start
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.runs.run_settings import uses_zero3
 from epo_trl.scoring.turn_forward import Passes
+from epo_trl.trainers.collection import Player
 from epo_trl.trainers.config import CPU_TOKENS, GPU_TOKENS, EPOConfig
-from epo_trl.trainers.support import check_supported
+from epo_trl.trainers.support import check_policy, check_supported
 
 TEST_SPLITS = ("iid", "ood")
 
@@ -91,6 +90,7 @@ class Setup:
     Args:
         methods: The methods of the configuration.
         suite: The task suite, in worker processes if configured.
+        player: The environments.
         train_dataset: Rows with a task id as `prompt`.
         test_tasks: Task ids of each test list.
         tokenizer: The policy's tokenizer.
@@ -99,10 +99,16 @@ class Setup:
 
     methods: Methods
     suite: TaskSuite
+    player: Player
     train_dataset: Dataset
     test_tasks: dict[str, list[str]]
     tokenizer: Any
     rules: RolloutRules
+
+    @property
+    def eval_dataset(self) -> dict[str, Dataset] | None:
+        """The test lists as datasets, which TRL asks for where it is to evaluate."""
+        return {split: Dataset.from_dict({"prompt": ids}) for split, ids in self.test_tasks.items()} or None
 
 
 def set_up(
@@ -120,9 +126,8 @@ def set_up(
     `critic` tells whether the trainer has one.
 
     Raises:
-        ValueError: If a setting is invalid, would be overridden or leaves nothing to train on. The message names it.
+        InputError: If a setting is invalid, would be overridden or leaves nothing to train on. The message names it.
     """
-    _check_kinds(suite, args, model)
     methods = build_methods(args, critic=critic)
     check_supported(args, model, methods, kwargs, reward_funcs)
     path = model if isinstance(model, str) else model.config.name_or_path
@@ -153,7 +158,11 @@ def set_up(
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     if args.env_workers:
         suite = PooledSuite(suite, PoolSettings(args.env_workers, args.env_step_seconds))
-    return Setup(methods, suite, train_dataset, test_tasks, tokenizer, rules)
+    most = max(args.per_device_train_batch_size * args.steps_per_generation, args.per_device_eval_batch_size)
+    player = Player(suite, quiet=args.disable_tqdm or args.process_index != 0, most=most)
+    (env,) = player.provide(1)
+    check_first_task(env, train_dataset[0]["prompt"], args.seed, rules.context, rules.protocol)
+    return Setup(methods, suite, player, train_dataset, test_tasks, tokenizer, rules)
 
 
 def check_test_tasks(lists: Mapping[str, Sequence[str]], suite: str) -> None:
@@ -196,30 +205,46 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
     return known[name]
 
 
-def divide(args: EPOConfig, model: Any, device: Any, agree: Callable[[int], int]) -> tuple[Passes, Passes]:
-    """Returns the division of a batch into forward passes with gradient, and without.
+def settle_models(policy: Any, reference: Any, args: EPOConfig) -> Changed:
+    """Checks the loaded models, turns off their dropout and freezes what no text reaches.
+
+    Returns:
+        What the dropout was, to save a configuration as it was published.
+    """
+    models = filter(None, (policy, reference)) if args.disable_dropout else ()
+    changed = [one for model in models for one in turn_off_noise(model)]
+    check_policy(policy, vllm=args.use_vllm)
+    freeze_unread(causal_lm(policy), quiet=args.process_index != 0)
+    return changed
+
+
+def ranks_of(accelerator: Any) -> Comm:
+    """Returns the communication between the processes of an accelerator."""
+    return Comm(
+        sum=lambda tensor: accelerator.reduce(tensor.to(accelerator.device), reduction="sum").to(tensor.device),
+        gather=gather_object,
+        index=accelerator.process_index,
+        count=accelerator.num_processes,
+    )
+
+
+def divide(args: EPOConfig, model: Any, accelerator: Any) -> tuple[Passes, Passes]:
+    """Returns the division of a batch into forward passes with gradient, and without; as many on every rank.
 
     With gradient checkpointing, ZeRO-3 reduces the gradients of an adapter in each pass, but expects each once.
     """
-    tokens = args.tokens_per_pass or (CPU_TOKENS if device.type == "cpu" else GPU_TOKENS)
+
+    def largest(count: int) -> int:
+        if accelerator.num_processes == 1:
+            return count
+        of_all = torch.tensor(count, device=accelerator.device)
+        torch.distributed.all_reduce(of_all, torch.distributed.ReduceOp.MAX)
+        return int(of_all)
+
+    tokens = args.tokens_per_pass or (CPU_TOKENS if accelerator.device.type == "cpu" else GPU_TOKENS)
     once = uses_zero3(args) and is_peft_model(model) and args.gradient_checkpointing
-    passes = Passes() if once else Passes(tokens, args.recompute_passes, agree)
-    return passes, Passes(tokens, agree=agree)
-
-
-def _check_kinds(suite: object, args: object, model: object) -> None:
-    """Raises `InputError` for a configuration of TRL, a class or an environment as suite, or the name 'tiny'."""
-    if not isinstance(args, EPOConfig):
-        raise InputError(f"args: expected EPOConfig, got {type(args).__name__}")
-    if isinstance(suite, type):
-        raise InputError(f"suite: expected a TaskSuite, got the class {suite.__name__}; pass {suite.__name__}(...)")
-    if not isinstance(suite, TaskSuite):
-        raise InputError(f"suite: expected a TaskSuite, got {type(suite).__name__}")
-    if isinstance(model, str) and tiny_size(model) and not Path(model).is_dir():
-        raise InputError(
-            f"model: expected a model, a Hub id or a path, got {model!r}. Only recipes and epo_trl.models.load_policy("
-            f"ModelConfig({model!r}), ...) create it, with a tokenizer of the suite's words."
-        )
+    passes = Passes() if once else Passes(tokens, args.recompute_passes, largest)
+    return passes, Passes(tokens, agree=largest)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ def check_arguments(kwargs: dict[str, Any]) -> None:
 def check_supported(args: Any, model: Any, methods: Methods, kwargs: dict[str, Any], reward_funcs: Any = None) -> None:
     """Raises `InputError` for a combination of settings, methods, processes and adapter that is not here."""
     check_arguments(kwargs)
-    own = [name for name, method in methods.items() if Need.TURN_REWARDS in method.needs]
+    own = [name for name, method in methods.items() if method.needs & {Need.TURN_REWARDS, Need.VALUES}]
     for hook in ("turn_rewards", "select"):
         own += methods.overriding(hook)
     if reward_funcs is not None and own:
