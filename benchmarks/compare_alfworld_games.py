@@ -19,7 +19,7 @@ from epo_trl.envs.alfworld import AlfworldData
 from epo_trl.envs.alfworld.game_files import GAME_FILE, load_game
 from epo_trl.envs.alfworld.generator import generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.rooms import ROOM_TYPES, load_room
+from epo_trl.envs.alfworld.rooms import ROOM_TYPES, alfred
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.scripted_plan import scripted_plan
 
@@ -64,7 +64,7 @@ def rows(games: Games) -> dict[str, str]:
     types = Counter(scene.goal.task_type for _, scene, _ in games)
     found = {f"share of {name}": f"{types[name] / len(games):.1%}" for name in TASK_TYPES}
     for room_type in ROOM_TYPES:
-        here = [scene for room, scene, _ in games if load_room(room).room_type == room_type]
+        here = [scene for room, scene, _ in games if alfred().rooms[room].room_type == room_type]
         found[f"share of {room_type}"] = f"{len(here) / len(games):.1%}"
         found[f"receptacles, {room_type}"] = mean(len(scene.receptacles) for scene in here)
         found[f"things on them, {room_type}"] = mean(len(_lying(scene)) for scene in here)

@@ -90,12 +90,6 @@ def play(env, task_id: str, turns: int, actions: Sequence[str] | None = None, be
     return chosen, seen
 
 
-def last_id(env) -> int:
-    """Returns the last id that the engine gave in an environment with its own JVM."""
-    java = env._episode.world.jvm.java
-    return env._host.submit(lambda: java.util.UniqueIdentifier.count()).result()
-
-
 class Strangers:
     """Other worlds on the same JVM, which are loaded and play between the turns of the tested world.
 

@@ -36,12 +36,6 @@ def test_it_wins_nearly_all_games_of_every_type_within_50_turns_and_all_within_1
     assert all(play(env, task_id, suite.make_expert(), turns=150)[1] for task_id in lost)
 
 
-def test_it_wins_every_game_of_small_rooms():
-    suite = GeneratedAlfworld(n_train=60, room_types=["bedrooms", "bathrooms"], max_receptacles=16)
-    env = suite.make_env()
-    assert all(play(env, task_id, suite.make_expert())[1] for task_id in suite.task_ids("train"))
-
-
 def searched(log):
     """Returns the receptacles that an expert tried, in order, until it found the first object."""
     tried = [re.fullmatch(r"find \w+ , (?:try|open) (.+)", thought) for _, _, thought, _ in log]
@@ -89,17 +83,6 @@ def test_the_tiny_tokenizer_can_say_every_action():
     tokenizer = build_tokenizer(said)
     assert {info["task_type"] for log in logs for _, info, _, _ in log} == set(TASK_TYPES)
     assert {action for action in said if tokenizer.decode(tokenizer(action)["input_ids"]) != action} == set()
-
-
-def test_a_thought_is_a_short_lower_case_phrase_that_names_a_thing_of_the_game():
-    suite = GeneratedAlfworld(n_train=30)
-    env = suite.make_env()
-    for task_id in suite.task_ids("train"):
-        for _, _, thought, action in play(env, task_id, suite.make_expert())[0]:
-            assert re.fullmatch(r"[a-z]+( [a-z0-9]+| ,)+", thought)
-            assert 3 <= len(thought.split()) <= 6
-            named = re.findall(r"[a-z]+ \d+", thought)
-            assert named and named[-1] in action or named[0] in action
 
 
 @pytest.mark.parametrize("verb", ["clean", "heat", "cool"])

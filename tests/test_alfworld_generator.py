@@ -13,7 +13,7 @@ from epo_trl.envs.alfworld import generator
 from epo_trl.envs.alfworld.game_files import GAME_FILE, load_game
 from epo_trl.envs.alfworld.generator import generate, write_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.rooms import DATA, HELD_OUT_ROOMS, load_room
+from epo_trl.envs.alfworld.rooms import DATA, HELD_OUT_ROOMS, alfred
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.alfworld.scripted_plan import scripted_plan
 from epo_trl.envs.alfworld.task_specs import Filters, task_specs, type_order
@@ -67,7 +67,7 @@ def test_rooms_hold_about_as_many_things_as_real_ones():
         scene = Scene.of(generated.game)
         things = [thing for things in scene.start.contents.values() for thing in things]
         counts = len(things), len({scene.object_type[thing] for thing in things})
-        seen[load_room(generated.spec.room).room_type].append(counts)
+        seen[alfred().rooms[generated.spec.room].room_type].append(counts)
         empty.append(sum(not scene.start.contents.get(name) for name in scene.receptacles) / len(scene.receptacles))
     for name, expected in real.items():
         means = [statistics.fmean(values) for values in zip(*seen[name], strict=True)]
@@ -94,7 +94,7 @@ def test_filters_hold_in_every_split():
     for split in SPLITS:
         for index in range(20):
             spec = generate(split, index, 0, SMALL).spec
-            room = load_room(spec.room)
+            room = alfred().rooms[spec.room]
             assert room.room_type in ("bedrooms", "bathrooms") and len(room.receptacles) <= 16
 
 

@@ -205,17 +205,3 @@ def test_environments_and_masks_stand_anything_that_is_said(name):
         valid += sum(turn.is_valid for episode in episodes for turn in episode.turns)
         rounds += 1
     assert rounds >= 4 and 0 < valid < turns / 2
-
-
-@pytest.mark.slow
-@pytest.mark.games
-def test_scienceworld_stands_anything_that_is_said(monkeypatch):
-    from epo_trl.envs.scienceworld import ScienceWorldSuite
-
-    monkeypatch.setitem(globals(), "EPISODES", 8)
-    actions = ("look around", "open door to kitchen", "pick up orange", "wait1", "0", "focus on door")
-    rng, tokenizer = random.Random("scienceworld"), byte_tokenizer()
-    suite = ScienceWorldSuite(timeout_seconds=300.0)
-    for invalid in ("pass", "skip"):
-        episodes = play_fuzzed(suite, rng, tokenizer, "windowed", actions, invalid)
-        assert sum(len(episode.turns) for episode in episodes) > 20

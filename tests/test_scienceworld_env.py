@@ -8,7 +8,6 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.checker import check_text_env
 from epo_trl.envs.scienceworld import EngineRules, ScienceWorldSuite
 from epo_trl.envs.scienceworld.env import ScienceWorldEnv
-from epo_trl.envs.scienceworld.tasks import all_task_types
 from epo_trl.envs.testing import EnvContract
 from epo_trl.errors import EpoTrlError
 
@@ -212,23 +211,6 @@ def test_the_numbers_are_listed_beside_what_was_possible_before(env_with):
 
 
 @pytest.mark.slow
-def test_every_member_of_a_group_starts_the_same():
-    suite = ScienceWorldSuite(jvms=2)
-    envs = [suite.make_env() for _ in range(2)]
-    tasks = list(dict.fromkeys(suite.task_ids("train")))
-    assert len({env._host for env in envs}) == 2  # the hard case: members on two JVMs
-    for task_id in tasks[:25:2]:  # one of each other type
-        for env in envs:
-            env.reset_async(seed=0, options={"task_id": task_id})
-        first, second = (env.reset_wait() for env in envs)
-        assert first == second and first[1]["task_id"] == task_id
-        for place, env in zip(("kitchen", "workshop"), envs, strict=True):  # the members part
-            env.step(f"teleport to {place}")
-    for env in envs:
-        env.close()
-
-
-@pytest.mark.slow
 def test_chance_depends_on_the_seed_and_not_on_the_neighbours(suite):
     envs = [suite.make_env() for _ in range(3)]
 
@@ -268,11 +250,7 @@ def test_a_world_keeps_its_own_simplifications_beside_others(env_with):
     [
         ({"task_id": 3}, "task_id .*got 3"),
         ({"task_id": "train/boil/14"}, "variation of train/boil from 0 to 13, got 'train/boil/14'"),
-        ({"task_id": "train/boil/-1"}, "train, iid, ood, heldout.*boil, change"),
-        ({"task_id": "train/cook/0"}, "boil, change.*'train/cook/0'"),
-        ({"task_id": "test/boil/0"}, "train, iid, ood, heldout.*'test/boil/0'"),
-        ({"task_id": "train/boil/0", "limit": 3}, "expected task_id, engine_limit, .*got \\['limit'\\]"),
-        ({"task_id": "train/boil/0", "engine_limit": 0}, "engine_limit: .*got 0"),
+        ({"task_id": "test/cook/0"}, "train, iid, ood, heldout.*boil, change.*'test/cook/0'"),
         ({"task_id": "train/boil/0", "simplification": "openDoors"}, "'easy'.*'openDoors'; change the protocol"),
     ],
 )
@@ -285,13 +263,9 @@ def test_reset_says_what_it_takes(env, options, message):
     ("bad", "message"),
     [
         ({"task_types": ["cook"]}, "task_types: .*boil.*got 'cook'"),
-        ({"heldout_types": ["cook"]}, "heldout_types: .*boil.*got 'cook'"),
         ({"heldout_types": ["boil"], "task_types": ["boil"]}, "heldout_types: .*task_types, got 'boil'"),
-        ({"heldout_types": list(all_task_types())}, "heldout_types: .*got all"),
         ({"n_iid": 1000}, "n_iid: .*0 to 213 .*got 1000"),
-        ({"n_ood": -1}, "n_ood: .*got -1"),
         ({"simplification": "hard"}, "simplification: expected 'easy'.*openDoors.*got 'hard'"),
-        ({"simplification": "openDoors,noElectricalAction"}, "'power-component' needs the electrical actions"),
         ({"teleport_rate": 0.5, "simplification": "openDoors"}, "teleport_rate: expected 0 .*'openDoors', got 0.5"),
         ({"java": "/no/java"}, "java: .*got '/no/java'.*epo-trl\\[scienceworld\\]"),
     ],
@@ -299,13 +273,6 @@ def test_reset_says_what_it_takes(env, options, message):
 def test_a_bad_setting_is_named_when_the_suite_is_made(bad, message):
     with pytest.raises(EpoTrlError, match=message):
         ScienceWorldSuite(**bad)
-
-
-def test_circuit_tasks_can_be_left_out_for_the_electrical_simplification():
-    env = ScienceWorldSuite(task_types=["boil"], heldout_types=[], simplification="noElectricalAction").make_env()
-    _, info = start(env, "train/boil/0")
-    assert "teleport OBJ" not in info["action_templates"]
-    env.close()
 
 
 def test_a_suite_can_be_pickled_while_it_is_played(suite, env):

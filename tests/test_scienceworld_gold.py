@@ -1,10 +1,6 @@
 """Gold paths as demonstrations: they win, are kept on disk, and are filtered before they are played."""
 
-import json
 import random
-import threading
-import time
-from types import SimpleNamespace
 
 import pytest
 from rollout_parts import byte_tokenizer, context_of
@@ -14,7 +10,6 @@ from epo_trl.envs.scienceworld import GoldExpert, ScienceWorldSuite
 from epo_trl.envs.scienceworld.expert import DONE, thought_for, with_teleports
 from epo_trl.envs.scienceworld.gold import GoldPath, cache_folder
 from epo_trl.envs.scienceworld.tasks import find_task
-from epo_trl.envs.testing import EnvContract
 from epo_trl.models import build_tokenizer
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import expert_episodes, play_expert
@@ -27,28 +22,10 @@ def folder(tmp_path_factory):
     return str(tmp_path_factory.mktemp("gold"))
 
 
-def make_suite(folder, workers=1):
+def make_suite(folder):
     sizes = {"n_iid": 4, "n_ood": 4, "n_heldout": 2}
     types = {"task_types": SHORT, "heldout_types": ["power-component"]}
-    return ScienceWorldSuite(**types, **sizes, gold_folder=str(folder), gold_workers=workers)
-
-
-@pytest.mark.games
-@pytest.mark.slow
-class TestGoldExpert(EnvContract):
-    expert_tasks = 2
-    test_the_environment_keeps_the_contract = None  # shown in test_scienceworld_env.py, as is the next
-    test_another_process_sees_the_same_lists_and_starts = None
-
-    @pytest.fixture(autouse=True)
-    def _cache(self, folder):
-        self.folder = folder
-
-    def make_suite(self):
-        suite = make_suite(self.folder)
-        ids = [task_id for split in suite.splits for task_id in suite.task_ids(split)[: self.expert_tasks]]
-        suite._gold.generate(map(find_task, ids))  # on one JVM; the expert would start one for each
-        return suite
+    return ScienceWorldSuite(**types, **sizes, gold_folder=str(folder))
 
 
 class NoJvm:
@@ -58,7 +35,7 @@ class NoJvm:
 
 @pytest.mark.games
 def test_paths_are_generated_once_and_kept(folder, monkeypatch):
-    suite = make_suite(folder, workers=2)
+    suite = make_suite(folder)
     found = suite.demonstration_tasks("ood", max_turns=30)
     assert found == list(suite.task_ids("ood"))
     paths = {task_id: suite._gold.path(*find_task(task_id)) for task_id in found}
@@ -71,35 +48,12 @@ def test_paths_are_generated_once_and_kept(folder, monkeypatch):
     assert {task_id: again._gold.path(*find_task(task_id)) for task_id in found} == paths
 
 
-def test_one_jvm_serves_all_the_portions_in_which_paths_are_generated(tmp_path, monkeypatch):
-    started, open_jvms = [], set()
-
-    class Counted:
-        is_alive = True
-
-        def __init__(self, *args):
-            started.append(self)
-            open_jvms.add(self)
-
-        def close(self):
-            open_jvms.remove(self)
-
-    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", Counted)
-    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.GoldPaths._find", lambda *args: GoldPath(("wait",), 1))
-    monkeypatch.setattr("epo_trl.envs.scienceworld.scienceworld_suite._TASKS_AT_ONCE", 2)
-    suite = make_suite(tmp_path)
-    assert suite.demonstration_tasks("ood", max_turns=3) == list(suite.task_ids("ood"))
-    assert len(started) == 1 and not open_jvms
-    suite._gold.path("boil", 0)  # on its own
-    assert len(started) == 2 and not open_jvms
-
-
 def test_long_and_failing_paths_are_left_out_before_they_are_played(tmp_path, monkeypatch):
     monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", NoJvm)
     suite = make_suite(tmp_path)
     ids = suite.task_ids("ood")
     for task_id, turns in zip(ids, (12, 13, 0, 3), strict=True):  # 0: the path did not solve it
-        suite._gold._write(find_task(task_id), GoldPath(("wait",) * 14, turns))
+        suite._gold._known[find_task(task_id)] = GoldPath(("wait",) * 14, turns)
     assert suite.demonstration_tasks("ood", max_turns=12) == [ids[0], ids[3]]
     assert suite.demonstration_tasks("ood", max_turns=12, count=1) == [ids[0]]
     assert suite.demonstration_tasks("ood", max_turns=2, count=9) == []
@@ -118,44 +72,6 @@ def test_demonstrations_are_made_from_gold_paths(folder):
     assert list(expert_episodes(suite, [(task_id, 0)], context, max_turns=path.turns - 1)) == []
     with pytest.raises(ValueError, match="mistake_rate: expected 0.*got 0.5"):
         list(expert_episodes(suite, [(task_id, 0)], context, max_turns=9, mistake_rate=0.5))
-
-
-def test_a_guessing_expert_focuses_on_anything_in_reach_that_some_task_asks_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", NoJvm)
-    suite = ScienceWorldSuite(
-        task_types=["lifespan-longest-lived"], heldout_types=[], n_iid=0, n_ood=0, guess_rate=1.0,
-        gold_folder=str(tmp_path),
-    )  # fmt: skip
-    ids = sorted(set(suite.task_ids("train")))
-    animals = ("ant", "crocodile", "egg parrot")
-    for i, task_id in enumerate(ids):
-        suite._gold._write(find_task(task_id), GoldPath(("go outside", f"focus on {animals[i % 3]}"), 2))
-
-    def chosen(seed, in_reach):
-        expert = suite.make_expert(seed)
-        expert.reset("", {"task_id": ids[0]})
-        info = {"accepted": True, "objects": in_reach}
-        assert expert.act("", info)[1] == "go outside"
-        return expert.act("", info)[1]
-
-    guesses = [chosen(seed, ("wood", "ant", "crocodile")) for seed in range(200)]
-    assert set(guesses) == {"focus on ant", "focus on crocodile"}  # the wood is never asked for, no parrot is there
-    assert 70 <= guesses.count("focus on ant") <= 130
-    assert guesses == [chosen(seed, ("crocodile", "ant", "wood")) for seed in range(200)]
-    assert chosen(0, ("wood",)) == "focus on ant"  # nothing to choose from: the path
-    suite.guess_rate = 0.3
-    guesses = [chosen(seed, ("ant", "crocodile")) for seed in range(1000)]
-    assert 110 <= guesses.count("focus on crocodile") <= 190  # half of 30 %
-
-
-def test_a_guessing_expert_guesses_whenever_it_focuses_in_the_given_share_of_the_episodes():
-    expert = GoldExpert(lambda task_id: ("focus on ant",) * 3, guess_rate=0.4, choices=frozenset({"crocodile"}))
-    guesses = []
-    for _ in range(500):
-        expert.reset("start", info())
-        about = {**info(), "objects": ("ant", "crocodile")}
-        guesses.append([expert.act("start", about)[1] for _ in range(3)].count("focus on crocodile"))
-    assert set(guesses) == {0, 3} and 0.34 < guesses.count(3) / 500 < 0.46
 
 
 WALK = ("open door to hall", "go to hall", "go to kitchen")
@@ -202,21 +118,6 @@ def test_an_expert_that_teleports_wins_in_fewer_turns(folder):
     assert won and len(turns) < path.turns
 
 
-@pytest.mark.games
-def test_a_damaged_file_is_made_again(tmp_path):
-    suite = make_suite(tmp_path)
-    task = find_task("ood/lifespan-longest-lived/93")
-    path = suite._gold.path(*task)
-    [file] = tmp_path.rglob("*.json")
-    for damage in ("", "{", "[]", '{"actions": []}', '{"actions": 3, "turns": 1}'):
-        file.write_text(damage)
-        fresh = make_suite(tmp_path)
-        assert not fresh._gold._read(task)
-    assert fresh._gold.path(*task) == path
-    assert json.loads(file.read_text()) == {"turns": path.turns, "actions": list(path.actions)}
-    assert [entry.name for entry in file.parent.iterdir()] == [file.name]
-
-
 def test_a_path_that_cannot_be_found_is_left_out_and_not_kept(tmp_path, monkeypatch, caplog):
     class Broken:
         is_alive = True
@@ -236,49 +137,6 @@ def test_a_path_that_cannot_be_found_is_left_out_and_not_kept(tmp_path, monkeypa
     assert suite.demonstration_tasks("ood", max_turns=100) == []
     assert "no gold path for ('boil', 0): out of heap" in caplog.text
     assert list(tmp_path.rglob("*.json")) == []
-
-
-def test_a_path_that_cannot_be_kept_is_played_all_the_same(tmp_path, monkeypatch):
-    won = SimpleNamespace(completed=True, score=100)
-    world = SimpleNamespace(load=lambda *args, **kwargs: won, step=lambda action: won, release=lambda: None)
-    world.gold_path = lambda: ("look",)
-    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.World", lambda jvm: world)
-    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", lambda *args: SimpleNamespace(is_alive=False))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.warns(UserWarning, match=f"gold_folder: {tmp_path}/file/easy cannot be written .Not a directory."):
-        assert make_suite("~/file")._gold.path("boil", 0) == GoldPath(("look",), 1)
-    make_suite("~/cache")._gold.path("boil", 0)
-    assert (tmp_path / "cache" / "easy" / "boil" / "0.json").is_file()
-
-
-def test_an_error_of_one_worker_stops_the_others(tmp_path, monkeypatch):
-    started, failed = [], threading.Event()
-
-    def generate(task):
-        started.append(task)
-        if task[1] == 1:
-            failed.set()
-            raise OSError("the disk is full")
-        failed.wait()
-        time.sleep(0.01 if task[1] else 2)  # the first one ends last
-        return GoldPath()
-
-    gold = make_suite(tmp_path, workers=2)._gold
-    monkeypatch.setattr(gold, "_generate", generate)
-    with pytest.raises(OSError, match="the disk is full"):
-        gold.generate(("boil", number) for number in range(100))
-    assert len(started) < 10
-
-
-def test_without_java_the_expert_says_so(tmp_path, monkeypatch):
-    def no_java(*args):
-        raise EnvError("java: there is no Java")
-
-    suite = make_suite(tmp_path)
-    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", no_java)
-    with pytest.raises(EnvError, match="no Java"):
-        suite.demonstration_tasks("train", max_turns=10)
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):

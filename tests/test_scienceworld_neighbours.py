@@ -4,9 +4,7 @@ import re
 import zipfile
 
 import pytest
-from scienceworld_neighbours import Strangers, first_difference, last_id, play
 
-from epo_trl.envs import EnvError
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.scienceworld.world import World
 
@@ -33,33 +31,6 @@ def test_a_neighbour_that_loads_later_takes_nothing_away(envs):
     start(envs[0], "train/boil/1")
     start(envs[1], "train/grow-plant/2")
     assert envs[0].step("teleport to outside") == alone
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task_id", ["train/boil/1", "train/grow-plant/2"])
-def test_what_is_made_among_strangers_who_load_later_is_what_is_made_alone(envs, task_id):
-    env, *others = envs
-    ids = []
-    actions, alone = play(env, task_id, 30, between=lambda: ids.append(last_id(env)))
-    assert ids[-1] - ids[0] > 30  # things are made
-    strangers = Strangers(others, ["train/power-component/0", "train/find-animal/0", "train/boil/2"], task_id)
-    _, among = play(env, task_id, 30, actions, strangers)
-    assert len(strangers.players) == len(others)
-    assert not first_difference(alone, among)
-
-
-def test_a_load_that_fails_leaves_the_simplifications_of_the_neighbours(envs):
-    start(envs[0], "train/power-component/0")  # with the electrical actions, unlike "boil"
-    world = envs[0]._episode.world
-
-    def fail():
-        other = World(world.jvm)
-        with pytest.raises(EnvError, match="cannot load variation 99999 of 'boil'"):
-            other.load("boil", 99999, "easy")
-        other.release()
-        return world.valid_actions()
-
-    assert any(action.startswith("connect ") for action in envs[0]._host.submit(fail).result())
 
 
 def test_nothing_else_is_shared_by_the_worlds_of_a_jvm(envs):

@@ -27,8 +27,8 @@ def stock():
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory):
     suite = ScienceWorldSuite(heldout_types=[], gold_folder=str(tmp_path_factory.mktemp("gold")))
-    with suite._gold.kept_jvms():
-        yield suite
+    suite._gold.generate((task_type, 0) for task_type in PATHS)
+    return suite
 
 
 @pytest.fixture(scope="module")

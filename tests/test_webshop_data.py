@@ -78,39 +78,19 @@ def test_goals_are_in_the_release_s_shuffled_order(folder):
     assert [goals[split][0].instruction.split(", and")[0] for split in ("iid", "dev", "train")] == order
 
 
-def test_a_missing_file_is_named_with_the_fix(tmp_path):
+def test_a_missing_file_or_folder_is_named_with_the_fix(tmp_path, monkeypatch):
     write_release(tmp_path, without=("items_ins_v2_1000.json", "items_human_ins.json"))
     with pytest.raises(EnvError, match="items_ins_v2_1000.json, items_human_ins.json is missing.*setup.sh"):
         release(tmp_path).task_ids("iid")
     with pytest.raises(EnvError, match="items_shuffle.json, items_ins_v2.json"):
         release(tmp_path, catalogue="all").task_ids("iid")
-
-
-def test_a_folder_that_is_missing_is_named(tmp_path, monkeypatch):
-    monkeypatch.delenv("WEBSHOP_DATA", raising=False)
-    with pytest.raises(EnvError, match="webshop_data: expected a folder, got none.*--goods generated"):
-        WebShopSuite()
     monkeypatch.setenv("WEBSHOP_DATA", str(tmp_path / "no"))
-    with pytest.raises(EnvError, match="webshop_data: expected a folder, got .*no'"):
+    with pytest.raises(EnvError, match="WEBSHOP_DATA: expected a folder, got .*no'.*--goods generated"):
         WebShopSuite()
-
-
-def test_a_broken_file_is_named(tmp_path):
-    write_release(tmp_path)
-    (tmp_path / "items_human_ins.json").write_text('{"B000000001": [')
-    with pytest.raises(EnvError, match="items_human_ins.json: cannot be read as JSON"):
-        release(tmp_path).task_ids("iid")
-
-
-@pytest.mark.parametrize("content", ['[{"asin": "B000000001"}]', '{"products": []}', "[1]"])
-def test_a_catalogue_of_another_format_is_an_error_that_names_its_folder(tmp_path, content):
-    (write_release(tmp_path) / "items_shuffle_1000.json").write_text(content)
-    with pytest.raises(EnvError, match=f"{tmp_path.name}: a file is not in the release's format .*setup.sh"):
-        release(tmp_path).task_ids("iid")
 
 
 def test_lists_that_leave_nothing_to_train_on_are_refused(folder):
-    with pytest.raises(EnvError, match=f"n_dev: expected fewer goals .* than the {len(HUMAN)} of"):
+    with pytest.raises(EnvError, match=f"n_dev: expected fewer than the {len(HUMAN)} goals of"):
         release(folder, n_iid=2).task_ids("train")
 
 
@@ -131,11 +111,6 @@ def test_both_lists_ask_for_every_kind_of_product():
     goals = WebShopSuite(goods="generated").shop.goals
     for split in ("train", "iid"):
         assert {goal.product.query for goal in goals[split]} == {kind.query for kind in KINDS}, split
-
-
-def test_longer_lists_do_not_change_what_belongs_to_which():
-    short, long = generate().goals, generate(n_train=900, n_iid=250).goals
-    assert long["train"][:600] == short["train"] and long["iid"][:150] == short["iid"]
 
 
 def test_every_generated_goal_is_met_by_its_product_and_says_what_it_wants():
@@ -169,12 +144,6 @@ def test_a_shop_of_chosen_departments_sells_nothing_else():
         generate(departments=["grocery", "toys"])
 
 
-def test_another_seed_makes_another_shop():
-    one, two = generate(), generate(shop_seed=1)
-    assert {p.asin for p in one.products} & {p.asin for p in two.products} == set()
-    assert {g.instruction for g in one.goals["iid"]} != {g.instruction for g in two.goals["iid"]}
-
-
 def test_the_shop_is_the_same_in_every_process():
     script = (
         "from epo_trl.envs.webshop import WebShopSuite\n"
@@ -188,11 +157,6 @@ def test_the_shop_is_the_same_in_every_process():
         for seed in ("1", "2")
     }
     assert len(outputs) == 1 and "B0" in outputs.pop()
-
-
-def test_an_instruction_that_is_not_the_generator_s_is_refused():
-    with pytest.raises(EnvError, match="task: expected an instruction of the generated shop, got 'a zeppelin'"):
-        read_instruction("a zeppelin")
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ class AlfworldEnv(TextEnv):
         """Returns an independent environment in the same state. Only the fast engine can."""
         twin = copy.copy(self)
         if self._opened is not None:
-            twin._opened, twin._notes = replace(self._opened, play=self._opened.play.copy()), self._notes.copy()
+            twin._opened, twin._notes = replace(self._opened, play=self._opened.play.copy()), copy.copy(self._notes)
         return twin
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:

@@ -102,9 +102,6 @@ def find_games(folder: Path, task_types: tuple[str, ...]) -> tuple[list[Path], l
 
 def _read_json(path: Path) -> dict:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise EnvError(f"{path}: not readable as JSON ({error}). {_FIX}") from error
-    if not isinstance(data, dict):
-        raise EnvError(f"{path}: expected a JSON object, got {type(data).__name__}. {_FIX}")
-    return data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Container
 from typing import Any
@@ -65,10 +64,6 @@ class AgentNotes:
         if observation.startswith("You are facing the "):  # the game starts in front of something
             self.here = observation.removeprefix("You are facing the ").split(".", 1)[0].split(", ", 1)[0]
             self.unvisited = ()
-
-    def copy(self) -> AgentNotes:
-        """Returns an independent copy."""
-        return copy.copy(self)
 
     def note(self, observation: str) -> None:
         """Records the response to an action."""

@@ -123,11 +123,6 @@ def fits(object_kind: str, receptacle_kind: str) -> bool:
     return object_kind in alfred().may_hold.get(receptacle_kind, ())
 
 
-def load_room(number: int) -> Room:
-    """Returns a room by its ALFRED number, for example 301."""
-    return alfred().rooms[number]
-
-
 def thor_id(kind: str, position: Point) -> str:
     """Formats the THOR id of an object, for example `"Mug|-00.21|+00.76|-01.94"`."""
     x, height, z = position

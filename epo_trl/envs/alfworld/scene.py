@@ -121,41 +121,41 @@ class _Shown:
     def __init__(self, facts: FactTable, names: dict[str, str], rank: dict[str, int]) -> None:
         self.facts, self.names, self.rank = facts, names, rank
 
-    def pairs(self, predicate: str) -> list[tuple[str, str]]:
-        rows = [(self.names[a], self.names[b]) for a, b in set(self.facts.get(predicate, ()))]
-        return sorted(rows, key=lambda row: (self.rank[row[0]], self.rank[row[1]]))
-
     def having(self, predicate: str) -> Names:
         return frozenset(self.names[row[0]] for row in self.facts.get(predicate, ()))
 
     def types(self, predicate: str) -> dict[str, str]:
         return {self.names[thing]: kind.removesuffix("type") for thing, kind in self.facts.get(predicate, ())}
 
+    def pairs(self, predicate: str) -> list[tuple[str, str]]:
+        """Returns the pairs of a fact with two arguments, in list order."""
+        rows = {(self.names[a], self.names[b]) for a, b in self.facts.get(predicate, ())}
+        return sorted(rows, key=lambda row: (self.rank[row[0]], self.rank[row[1]]))
+
     def grouped(self, predicate: str) -> dict[str, tuple[str, ...]]:
         """Maps each second argument to its first arguments, in list order."""
-        groups = defaultdict(list)
-        for first, second in self.pairs(predicate):
-            groups[second].append(first)
-        return {second: tuple(firsts) for second, firsts in groups.items()}
+        return _grouped((second, first) for first, second in self.pairs(predicate))
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    groups = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return {key: tuple(values) for key, values in groups.items()}
 
 
 def _holdable(facts: FactTable) -> dict[str, Names]:
-    groups = defaultdict(set)
-    for receptacle, thing in facts.get("cancontain", ()):
-        groups[receptacle.removesuffix("type")].add(thing.removesuffix("type"))
-    return {receptacle: frozenset(things) for receptacle, things in groups.items()}
+    kinds = _grouped((r.removesuffix("type"), o.removesuffix("type")) for r, o in facts.get("cancontain", ()))
+    return {receptacle: frozenset(things) for receptacle, things in kinds.items()}
 
 
 def _start(shown: _Shown) -> Start:
     ((_, agent_at),) = shown.pairs("atlocation")
-    seen_from: dict[str, set[str]] = defaultdict(set)
-    for thing, location in shown.pairs("objectatlocation"):
-        seen_from[thing].add(location)
     return Start(
         location=agent_at,
         opened=shown.having("opened"),
         contents=shown.grouped("inreceptacle"),
-        seen_from={thing: frozenset(locations) for thing, locations in seen_from.items()},
+        seen_from={thing: frozenset(at) for thing, at in _grouped(shown.pairs("objectatlocation")).items()},
         marks={mark: shown.having(predicate) for mark, predicate in _MARKS.items()},
     )
 
@@ -166,11 +166,11 @@ def _check_rules(game: Game) -> str:
         f"{game.source}: the fast engine supports the rules and texts of alfworld 0.4, but this game has other {{}}; "
         "play it with engine='textworld', or update the games with `alfworld-download --force`"
     )
-    if domain_fingerprint(game.domain) != KNOWN_DOMAIN:
+    if _domain_hash(game.domain) != KNOWN_DOMAIN:
         raise EnvError(unknown.format("rules ('pddl_domain')"))
     grammar = _with_named_help(game.grammar)
     help_text = re.search(_NAMED_HELP, grammar)
-    if grammar_fingerprint(grammar) != KNOWN_GRAMMAR or help_text is None:
+    if _hash(without_task(grammar)) != KNOWN_GRAMMAR or help_text is None:
         raise EnvError(unknown.format("texts ('grammar')"))
     return json.loads(help_text.group(1)).removeprefix("\n")
 
@@ -192,19 +192,15 @@ def _with_named_help(grammar: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def domain_fingerprint(domain: str) -> str:
+def _domain_hash(domain: str) -> str:
     """Hashes the rules without comments, layout, and cleaning in a "sink", which no room has.
 
     Rooms have a "sinkbasin". Some published games allow both, and `Scene.of` rejects a room with a "sink".
     """
-    words = without_comments(domain).lower().split()
-    return _hash(" ".join(words).replace("(receptacletype ?r sinktype) ", "").split())
+    words = " ".join(without_comments(domain).lower().split())
+    return _hash(words.replace("(receptacletype ?r sinktype) ", ""))
 
 
-def grammar_fingerprint(grammar: str) -> str:
-    """Hashes the texts without the layout and the task sentence."""
-    return _hash(without_task(grammar).split())
-
-
-def _hash(words: Iterable[str]) -> str:
-    return hashlib.sha256(" ".join(words).encode()).hexdigest()
+def _hash(text: str) -> str:
+    """Hashes a text without its layout."""
+    return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()

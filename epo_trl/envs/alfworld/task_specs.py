@@ -9,7 +9,7 @@ from functools import cache
 
 from epo_trl.envs.alfworld.object_states import BY_TASK_TYPE
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.rooms import HELD_OUT_ROOMS, LAMP_STANDS, ROOM_TYPES, Room, alfred, fits, load_room
+from epo_trl.envs.alfworld.rooms import HELD_OUT_ROOMS, LAMP_STANDS, ROOM_TYPES, Room, alfred, fits
 from epo_trl.envs.base import EnvError
 
 # Games of each type in a cycle of 23, and the share of each room type: as in the real games.
@@ -114,7 +114,7 @@ def task_specs_by_object(split: str, filters: Filters) -> dict[str, dict[str, di
     for task_type, group in task_specs(split, filters).items():
         rooms = found.setdefault(task_type, {})
         for spec in group:
-            by_object = rooms.setdefault(load_room(spec.room).room_type, {})
+            by_object = rooms.setdefault(alfred().rooms[spec.room].room_type, {})
             by_object[spec.object_kind] = (*by_object.get(spec.object_kind, ()), spec)
     return found
 

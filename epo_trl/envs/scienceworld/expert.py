@@ -49,14 +49,6 @@ def thought_for(action: str) -> str:
     return f"The next thing to do is: {action}."
 
 
-_FOCUS = "focus on "
-
-
-def focused(path: Sequence[str]) -> set[str]:
-    """Returns the objects that a path focuses on."""
-    return {action.removeprefix(_FOCUS) for action in path if action.startswith(_FOCUS)}
-
-
 _DOOR, _GO, _TELEPORT = "open door to ", "go to ", "teleport to "
 
 
@@ -77,21 +69,11 @@ class GoldExpert:
     Args:
         path_of: Returns the actions that solve a task id.
         teleport_rate: Probability that the player teleports where the path walks.
-        guess_rate: Probability that the player guesses in an episode, whenever its path focuses on something.
-        choices: Objects to guess from, among those in reach.
-        seed: Seed of the random choices.
+        seed: Seed of the teleports.
     """
 
-    def __init__(
-        self,
-        path_of: Callable[[str], tuple[str, ...]],
-        teleport_rate: float = 0.0,
-        guess_rate: float = 0.0,
-        choices: frozenset[str] = frozenset(),
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, path_of: Callable[[str], tuple[str, ...]], teleport_rate: float = 0.0, seed: int = 0) -> None:
         self._path_of, self._teleport_rate = path_of, teleport_rate
-        self._guess_rate, self._choices = guess_rate, choices
         self._chance = random.Random(seed)
 
     def reset(self, observation: str, info: Info) -> None:
@@ -101,7 +83,7 @@ class GoldExpert:
             EnvError: If a gold path has to be generated and no JVM can be started.
         """
         self._path = with_teleports(self._path_of(info["task_id"]), self._teleport_rate, self._chance)
-        self._guesses = self._chance.random() < self._guess_rate
+        self._chance.random()  # keeps the teleports of recorded demonstrations
         self._next = 0
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
@@ -115,7 +97,4 @@ class GoldExpert:
             return DONE
         action = self._path[self._next]
         self._next += 1
-        if action.startswith(_FOCUS) and self._guesses:
-            in_reach = sorted(self._choices.intersection(info["objects"]))
-            action = _FOCUS + self._chance.choice(in_reach) if in_reach else action
         return thought_for(action), action

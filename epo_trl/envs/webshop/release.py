@@ -34,11 +34,9 @@ def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
         EnvError: If there is no such folder.
     """
     given = os.fspath(path) if path is not None else os.environ.get("WEBSHOP_DATA", "")
-    if not given:
-        raise EnvError(f"webshop_data: expected a folder, got none, and WEBSHOP_DATA is not set. {_HOW_TO_GET}")
     folder = Path(os.path.expandvars(given)).expanduser()
-    if not folder.is_dir():
-        raise EnvError(f"webshop_data: expected a folder, got {given!r}. {_HOW_TO_GET}")
+    if not given or not folder.is_dir():
+        raise EnvError(f"webshop_data or WEBSHOP_DATA: expected a folder, got {given!r}. {_HOW_TO_GET}")
     return folder
 
 
@@ -61,29 +59,23 @@ def load(folder: Path, catalogue: str, instructions: str, n_iid: int, n_dev: int
         n_dev: Number of goals after those, which only the list `"dev"` has.
 
     Raises:
-        EnvError: If a file is missing or cannot be read, or too few goals are left to train on.
+        EnvError: If a file is missing or no JSON, or too few goals are left to train on.
     """
     missing, suffix = missing_files(folder, catalogue), CATALOGUES[catalogue]
     if missing:
         raise EnvError(f"{folder}: {', '.join(missing)} is missing (catalogue: {catalogue}). {_HOW_TO_GET}")
-    try:
-        texts = _read(folder / f"items_ins_v2{suffix}.json")
-        found = _products(_read(folder / f"items_shuffle{suffix}.json"), texts)
-        if instructions == "human":
-            goals = _human_goals(found, _read(folder / HUMAN_FILE))
-        else:
-            goals = _synthetic_goals(found, texts)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise EnvError(
-            f"{folder}: a file is not in the release's format ({type(error).__name__}: {error}). {_HOW_TO_GET}"
-        ) from error
+    texts = _read(folder / f"items_ins_v2{suffix}.json")
+    found = _products(_read(folder / f"items_shuffle{suffix}.json"), texts)
+    if instructions == "human":
+        goals = _human_goals(found, _read(folder / HUMAN_FILE))
+    else:
+        goals = _synthetic_goals(found, texts)
     random.Random(_SHUFFLE_SEED).shuffle(goals)
     first = n_iid + n_dev
     if len(goals) <= first:
         raise EnvError(
-            f"n_dev: expected fewer goals for n_iid and n_dev than the {len(goals)} of {folder} (catalogue: "
-            f"{catalogue}, instructions: {instructions}), got {n_iid} and {n_dev}; choose smaller lists, or "
-            "instructions: synthetic (people wrote few for the small catalogue)"
+            f"n_dev: expected fewer than the {len(goals)} goals of {folder} (instructions: {instructions}) for n_iid "
+            f"and n_dev, got {n_iid} and {n_dev}; choose smaller lists, or instructions: synthetic"
         )
     lists = {"train": goals[first:], "iid": goals[:n_iid], "dev": goals[n_iid:first]}
     return Shop(tuple(found), {split: tuple(part) for split, part in lists.items() if part})
@@ -92,7 +84,7 @@ def load(folder: Path, catalogue: str, instructions: str, n_iid: int, n_dev: int
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise EnvError(f"{path}: cannot be read as JSON ({error}); download it again") from error
 
 
