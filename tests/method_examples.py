@@ -130,10 +130,5 @@ class Recarded(Carded):
     card = "a bonus of {scale:g}"
 
 
-@dataclass
-class Grouped(Method):
-    needs = {Need.GROUPS}
-
-
 class NoDataclass(Method):
     pass

@@ -91,15 +91,6 @@ def test_they_do_not_depend_on_the_forward_passes(windowed, way):
         torch.testing.assert_close(one.statistics[need], other.statistics[need])
 
 
-def test_several_are_found_in_one_pass():
-    (model,), batch = fused(make_model()), cut(windowed=False)
-    together = score_turns(model, batch, statistics=asked(model, batch)).statistics
-    for need in PLAIN:
-        alone = score_turns(model, batch, statistics=asked(model, batch, need)).statistics
-        assert alone.keys() == {need} and torch.equal(alone[need], together[need])
-    assert not torch.equal(together["nucleus"], together["top_p"])
-
-
 def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatch):
     """As on devices that want static shapes."""
     (model,), batch = fused(make_model()), cut(windowed=True)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from corridor import DOORS, CorridorSuite, door_on
 from method_batches import batch_of_turns, episode_of, record_calls
 from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import difference, make_episodes, make_model, make_trainer, saved
@@ -88,15 +87,6 @@ def test_an_update_is_adams_on_the_squared_errors_of_both_twins():
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_the_losses_of_an_rl_step_are_means_over_its_updates(monkeypatch):
-    """Two passes over six turns in batches of four: four updates."""
-    critics = TwinCritics(settings(), some_transitions())
-    critics.add(some_transitions())
-    losses = iter(torch.tensor([[1.0, 8.0], [2.0, 0.0], [3.0, 0.0], [6.0, 8.0]]))
-    monkeypatch.setattr(critics, "update", lambda some: next(losses))
-    assert critics.learn(0) == (3.0, 4.0)
-
-
 def test_the_replay_holds_the_newest():
     critics = TwinCritics(settings(replay_size=5), some_transitions(4))
     parts = [some_transitions(4, seed) for seed in (0, 1)]
@@ -134,57 +124,6 @@ def test_copies_that_are_fed_equally_stay_equal_and_draw_no_random_number_of_oth
     assert_bit_equal(*copies)
     other = TwinCritics(settings(seed=1), some_transitions())
     assert difference(other.heads.state_dict(), copies[0]) > 0.01
-
-
-def test_saved_critics_follow_new_settings_but_keep_their_size():
-    state = TwinCritics(settings(), some_transitions()).state_dict()
-    state["replay"] = list(some_transitions())
-    faster = TwinCritics.from_state(settings(learning_rate=0.5), state)
-    assert [group["lr"] for group in faster.optimizer.param_groups] == [0.5]
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        TwinCritics.from_state(settings(hidden_size=8), state)
-
-
-def uniform_values(rooms, gamma):
-    """Returns the values of the rooms for a player who takes any door, from the linear equations."""
-    move = torch.eye(rooms, dtype=torch.float64)
-    move[:, 0] -= gamma * 0.5
-    for room in range(rooms - 1):
-        move[room, room + 1] -= gamma * 0.5
-    pay = torch.zeros(rooms, dtype=torch.float64)
-    pay[-1] = 0.5 * 10.0
-    return torch.linalg.solve(move, pay)
-
-
-def every_move(rooms):
-    """Returns the transitions of both doors of every room, each once: what a player of random doors would see."""
-    env, rows, seen, pick = CorridorSuite(rooms).make_env(), [], torch.eye(rooms), torch.eye(2, rooms)
-    for room in range(rooms):
-        for door in range(2):
-            env.reset(options={"task_id": f"train/{room}"})
-            _, won, terminated, _, _ = env.step(DOORS[door])
-            following = torch.zeros(rooms) if terminated else seen[env.room - 1]
-            rows.append((seen[room], pick[door], torch.tensor(10.0 * won), following, torch.tensor(terminated)))
-    return Transitions(*(torch.stack(column) for column in zip(*rows, strict=True)))
-
-
-@pytest.mark.slow
-def test_values_of_a_random_player_of_a_corridor_are_those_of_the_linear_equations():
-    """The right door leads to the next room, or out for 10; the other one to the first room."""
-    rooms, gamma, data = 4, 0.9, every_move(4)
-    critics = TwinCritics(settings(gamma=gamma, hidden_size=32, critic_epochs=700, batch_size=8), data)
-    critics.add(data)
-    critics.learn(0)
-    wanted = uniform_values(rooms, gamma).float()
-    after = [10.0, *(gamma * wanted.flip(0)[:-1]).tolist()][::-1]
-    with torch.no_grad():
-        values, q = critics.v(torch.eye(rooms)), critics.q(data.states, data.actions)
-    assert wanted.max() - wanted.min() > 3
-    torch.testing.assert_close(values, wanted.expand(2, -1), rtol=0, atol=0.1)
-    for number in range(2 * rooms):
-        room, right = number // 2, DOORS[number % 2] == door_on(number // 2 + 1)
-        one = after[room] if right else gamma * float(wanted[0])
-        assert q[:, number].tolist() == pytest.approx([one, one], abs=0.1)
 
 
 # --------------------------------------------------------------------------------------------------------- the credit

@@ -4,7 +4,7 @@ import pytest
 import torch
 from method_batches import batch_of, micro_of, random_batch, record_calls
 from run_kit import weights
-from trainer_kit import difference, make_config, make_episodes, make_model, make_trainer, with_episodes
+from trainer_kit import difference, make_episodes, make_model, make_trainer, with_episodes
 
 from epo_trl.methods.covariance import ClipCov, KLCov, covariances
 
@@ -129,22 +129,3 @@ def test_kl_cov_holds_back_in_the_second_update_however_the_batch_is_cut(tmp_pat
     settings = {"share": 0.2, "coefficient": 2.0}
     whole, cut, without = trained(settings), trained(settings, 2), trained({"coefficient": 0.0})
     assert difference(whole, cut) < 1e-4 < 1e-3 < difference(whole, without)
-
-
-def test_kl_cov_is_refused_where_no_update_falls_into_a_batch(tmp_path):
-    for passes in ({}, {"gradient_accumulation_steps": 2, "num_iterations": 2, "steps_per_generation": 1}):
-        with pytest.raises(ValueError, match="num_iterations: .*'kl-cov', got .: with"):
-            make_config(tmp_path, entropy_method="kl-cov", **passes)
-
-
-@pytest.mark.parametrize(
-    "passes",
-    [{"steps_per_generation": 2}, {"num_iterations": 2}, {"gradient_accumulation_steps": 3, "steps_per_generation": 2}],
-)
-def test_kl_cov_is_taken_where_an_update_falls_into_a_batch(tmp_path, passes):
-    """Also into each second batch alone, which two updates share."""
-    trainer = trainer_of(tmp_path, "kl-cov", {"share": 1.0}, max_steps=3, **passes)
-    trainer.play = lambda tasks, **_: (2 * make_episodes())[: len(tasks)]
-    calls = record_calls(trainer.methods["kl-cov"], "loss")
-    trainer.train()
-    assert max(term.item() for _, term in calls) > 1e-3

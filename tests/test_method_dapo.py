@@ -7,7 +7,7 @@ import torch
 from run_kit import assert_bit_equal, logged, resumable, weights
 from trainer_kit import GROUP, ROWS, make_config, make_episodes, make_trainer, results_of, settle_by_task
 
-from epo_trl.methods import Comm, Group, Selection, StepSummary, build_methods
+from epo_trl.methods import Comm, Group, Selection, StepSummary
 from epo_trl.methods.dapo import DAPO
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -72,19 +72,6 @@ def watched(folder, **changes):
     return trainer, batches
 
 
-def test_groups_of_equal_outcomes_are_trained_only_where_the_limit_was_reached_and_counted(tmp_path):
-    """tests/test_distributed.py has a limit that is not reached."""
-    trainer, batches = watched(tmp_path, max_resamples=1, save_strategy="no")
-    trainer.train()
-    unwanted = []
-    for batch in batches:
-        groups = [batch.episodes[first : first + GROUP] for first in range(0, ROWS, GROUP)]
-        unwanted.append(sum(len({e.won for e in group}) == 1 for group in groups))
-    assert logged(trainer, "rollout/unwanted_groups") == unwanted
-    discarded = [(len(batch.played) - ROWS) / GROUP for batch in batches]
-    assert logged(trainer, "rollout/resampled_groups") == discarded and sum(discarded) >= 2 and any(unwanted)
-
-
 def test_a_run_with_resampling_resumes_bit_equal_inside_a_batch(tmp_path):
     """Two optimizer steps per batch; the checkpoint lies between them, and later batches replace groups too."""
     settings = {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "save_steps": 3, "max_resamples": 30}
@@ -102,9 +89,3 @@ def test_a_run_with_resampling_resumes_bit_equal_inside_a_batch(tmp_path):
 def test_fields_of_trl_that_are_not_dapos_are_told(tmp_path):
     with pytest.warns(UserWarning, match="'dapo' with epsilon_high None, where DAPO uses 0.28; loss_type grpo, where"):
         make_config(tmp_path, policy_method="dapo", loss_type="grpo")
-
-
-def test_with_the_fields_of_the_docs_nothing_is_told(tmp_path, recwarn):
-    args = make_config(tmp_path, policy_method="dapo", loss_type="dapo", epsilon=0.2, epsilon_high=0.28, beta=0.0)
-    assert not [str(warning.message) for warning in recwarn if "dapo" in str(warning.message)]
-    assert build_methods(args, critic=False)["dapo"].max_completion_length == args.max_completion_length

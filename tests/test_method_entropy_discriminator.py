@@ -1,14 +1,12 @@
 """Clip_B and Clip_V: choices by hand, over ranks, the statistic of the head, the gradient in plain loops, resuming."""
 
 import math
-from statistics import fmean, pstdev
 
 import pytest
 import torch
 from fused_heads import head_of
 from method_batches import batch_of, record_calls
-from plain_steps import assert_gradient, plain_tokens, step_of
-from trainer_kit import compute_in_float64, make_model, make_trainer, with_episodes
+from trainer_kit import make_trainer, with_episodes
 
 from epo_trl.methods.entropy_discriminator import ClipB, ClipV, discriminators, mean_discriminator
 
@@ -83,41 +81,3 @@ def test_only_collection_pays_for_it(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------------- in a trainer
-
-
-def removed_by_clip_b(tokens, mu):
-    found = [float(t.logp.exp() * (t.entropy + t.logp)) for t in tokens]
-    cut = fmean(found) - mu * pstdev(found)
-    return {i for i, (token, s) in enumerate(zip(tokens, found, strict=True)) if s < cut and token.advantage < 0}
-
-
-def removed_by_clip_v(tokens, mu, number):
-    found = []
-    for token in tokens:
-        s = token.log_p.exp() * (token.entropy + token.log_p)
-        found.append(float((token.log_p.exp() * s).sum() - token.logp.exp() * (token.entropy + token.logp)))
-    cut = mu * pstdev(found)
-    over = [i for i, (token, d) in enumerate(zip(tokens, found, strict=True)) if d > cut and token.advantage < 0]
-    assert len(over) > number
-    return set(sorted(over, key=lambda i: -found[i])[:number])
-
-
-@pytest.mark.parametrize("micro_batches", [1, 4])
-@pytest.mark.parametrize("context", ["windowed", "concatenated"])
-@pytest.mark.parametrize(
-    ("name", "settings", "removed"),
-    [
-        ("clip-b", {"mu": 0.1}, lambda tokens: removed_by_clip_b(tokens, 0.1)),
-        ("clip-v", {"mu": 0.5, "max_share": 0.06}, lambda tokens: removed_by_clip_v(tokens, 0.5, 2)),
-    ],
-)
-def test_the_gradient_is_that_of_plain_loops(tmp_path, monkeypatch, name, settings, removed, context, micro_batches):
-    """Without the removed tokens, which still count in the mean over the 39."""
-    compute_in_float64(monkeypatch)
-    got = step_of(tmp_path, context, micro_batches, entropy_method=[name], method_kwargs={name: settings})
-    model = make_model().double()
-    tokens = plain_tokens(model, context)
-    without = removed(tokens)
-    assert len(tokens) == 39 and 1 <= len(without) < 20
-    loss = -sum(token.advantage * token.logp for i, token in enumerate(tokens) if i not in without) / 39
-    assert_gradient(got, model, loss)

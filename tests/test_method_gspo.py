@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from trainer_kit import difference, make_config, make_episodes, make_trainer
+from trainer_kit import difference, make_episodes, make_trainer
 
 from epo_trl.methods.gspo import TurnGSPO
 from epo_trl.types import Episode, StopReason, Turn
@@ -74,18 +74,3 @@ def test_with_one_update_on_each_batch_nothing_changes_and_a_warning_says_so(tmp
     plain = weights(tmp_path, 1)
     with pytest.warns(UserWarning, match="'gspo' with one update per batch"):
         assert difference(weights(tmp_path, 1, policy_method="gspo"), plain) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("passes", "warned"),
-    [
-        ({"num_iterations": 2, "steps_per_generation": 1, "gradient_accumulation_steps": 2}, True),
-        ({"num_iterations": 2, "steps_per_generation": 1, "gradient_accumulation_steps": 1}, False),
-        ({"steps_per_generation": 2, "gradient_accumulation_steps": 3}, False),  # two updates share each second batch
-        ({"steps_per_generation": 2, "gradient_accumulation_steps": 4}, True),
-    ],
-    ids=str,
-)
-def test_the_warning_comes_where_every_batch_ends_with_an_update(tmp_path, recwarn, passes, warned):
-    make_config(tmp_path, policy_method="gspo", **passes)
-    assert any("'gspo' with one update" in str(warning.message) for warning in recwarn) is warned

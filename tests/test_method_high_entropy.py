@@ -3,8 +3,8 @@
 import pytest
 import torch
 from method_batches import batch_of
-from plain_steps import assert_gradient, plain_tokens, step_of
-from trainer_kit import compute_in_float64, difference, largest, make_model
+from plain_steps import step_of
+from trainer_kit import compute_in_float64, difference, largest
 
 from epo_trl.methods.high_entropy import HighEntropy
 
@@ -26,18 +26,6 @@ def test_by_hand(share, kept):
     shaped = HighEntropy(share).modify_advantages(ADVANTAGES, batch)
     assert torch.equal(shaped.advantages[:, :3], ADVANTAGES[:, :3] * torch.tensor(kept))
     assert shaped.metrics == {"high-entropy/kept": pytest.approx(sum(map(sum, kept)) / 5)}
-
-
-@pytest.mark.parametrize("micro_batches", [1, 4])
-@pytest.mark.parametrize("context", ["windowed", "concatenated"])
-def test_the_gradient_is_that_of_plain_loops(tmp_path, monkeypatch, context, micro_batches):
-    """7 of 39 tokens; the others still count in the mean."""
-    compute_in_float64(monkeypatch)
-    got = step_of(tmp_path, context, micro_batches, entropy_method=["high-entropy"])
-    model = make_model().double()
-    tokens = sorted(plain_tokens(model, context), key=lambda token: -token.entropy)
-    assert len(tokens) == 39
-    assert_gradient(got, model, -sum(token.advantage * token.logp for token in tokens[:7]) / 39)
 
 
 def test_trls_selection_goes_by_the_micro_batch(tmp_path, monkeypatch):

@@ -54,14 +54,6 @@ def test_its_entropy_and_gradient_by_hand():
     assert logits.grad[1].tolist() == [0.0] * 3, "a forced token has no gradient"
 
 
-def test_temperature_scale_and_cap_come_in_the_heads_order():
-    z = torch.tensor([0.6, 0.3]).log().tolist()
-    q = [math.exp(1.5 * math.tanh(2 * x / 1.5) / 0.5) for x in z]
-    wanted = -sum(x / sum(q) * math.log(x / sum(q)) for x in q)
-    head, _ = head_of([[0.6, 0.3, 0.1]], temperature=0.5, softcap=1.5, scale=2.0)
-    assert nucleus_entropy(head, torch.tensor([[0, 1]])).tolist() == pytest.approx([wanted])
-
-
 def row_of(entropy, inside, choice, **changes):
     """Returns a micro-batch of one turn of sampled tokens and a last token that does not count."""
     entropy, inside = (torch.tensor([[*x, 9.0]], requires_grad=True) for x in (entropy, inside))

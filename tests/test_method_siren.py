@@ -1,11 +1,10 @@
 """SIREN: peaks and term by hand, the square's gradient, the anchor, and runs that go on from a checkpoint."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from method_batches import batch_of, check_two_ranks, micro_of
+from method_batches import batch_of, micro_of
 from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import (
     catch_step,
@@ -15,9 +14,7 @@ from trainer_kit import (
     largest,
     make_episodes,
     make_model,
-    make_ppo,
     make_trainer,
-    saved,
     with_episodes,
 )
 
@@ -58,15 +55,6 @@ def test_peaks_by_hand(entropy, quantile, peaks):
     mask = torch.tensor([[0, *(1 for _ in entropy), 0]])
     got = peak_tokens(row, mask, quantile)
     assert row[got].tolist() == pytest.approx(peaks) and not (got & (mask == 0)).any()
-
-
-@pytest.mark.parametrize("quantile", [0.5, 0.8, 0.95])
-def test_they_are_the_tokens_above_torchs_quantile(quantile):
-    torch.manual_seed(0)
-    entropy, mask = torch.rand(40, 31), torch.rand(40, 31) < torch.rand(40, 1)
-    mask[:, :2] = True
-    at = entropy.masked_fill(~mask, math.nan).nanquantile(quantile, dim=1, keepdim=True)
-    assert torch.equal(peak_tokens(entropy, mask, quantile), mask & (entropy > at))
 
 
 # ------------------------------------------------------------------------------------------------ the term by hand
@@ -139,49 +127,7 @@ def test_a_saved_anchor_is_taken_up_unless_the_settings_name_one():
         assert other.modify_advantages(torch.zeros(3, 5), collected()).metrics["siren/anchor"] == pytest.approx(anchor)
 
 
-def test_two_ranks_have_one_mean_and_one_anchor():
-    """Two calls: the first sets the anchor, here for one rank and for two."""
-    for cut in (3, 4):
-        method = SIREN(quantile=0.5)
-        check_two_ranks(method, cut=cut)
-        assert 0.2 < method.state_dict()["anchor"] < 1
-
-
 # ------------------------------------------------------------------------------------------------ against the square
-
-
-def test_its_gradient_is_that_of_the_square_by_finite_differences():
-    """Four micro-batches of two episodes: the parts add up to the square of the mean over all eight."""
-    torch.manual_seed(0)
-    logits = (3 * torch.randn(8, 6, 9, dtype=torch.float64)).requires_grad_()
-    turns = torch.zeros(8, 6).long()
-    mask = (torch.arange(6) < torch.tensor([6, 5, 1, 6, 0, 3, 2, 6])[:, None]).long()
-    method = SIREN(weight=3.0, quantile=0.5, anchor=0.2)
-
-    def inside(z):
-        return top_p_entropy(z.flatten(0, 1), 0.8).view(8, 6)
-
-    batch = batch_of(turns.tolist(), mask=mask, statistics={"entropy": inside(logits.detach())})
-    peaks = method.modify_advantages(mask, batch).token_annotations["peaks"]
-
-    def square(z):
-        means = [row[chosen].mean() for row, chosen in zip(inside(z), peaks, strict=True) if chosen.any()]
-        assert len(means) == 7
-        return 3.0 * (sum(means) / 7 - 0.2) ** 2
-
-    entropy, terms = inside(logits), []
-    for rows in torch.arange(8).split(2):
-        micro = micro_of(turns[rows], mask=mask[rows], num_episodes=7.0, statistics={"entropy": entropy[rows]},
-                         token_annotations={"peaks": peaks[rows]})  # fmt: skip
-        terms.append(method.loss(micro))
-    total = sum(terms)
-    total.backward()
-    assert total.item() == pytest.approx(square(logits.detach()).item()) and total > 0.1
-    with torch.no_grad():
-        for _ in range(5):
-            way = torch.randn_like(logits)
-            slope = (square(logits + 1e-6 * way) - square(logits - 1e-6 * way)) / 2e-6
-            assert (logits.grad * way).sum().item() == pytest.approx(slope.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
@@ -217,42 +163,6 @@ def test_the_gradient_of_a_step_is_that_of_the_square(tmp_path, monkeypatch, con
 
 
 # -------------------------------------------------------------------------------------------------- in the trainers
-
-
-PLAIN = {"bootstrap_truncated": False}  # the episodes have no text
-KINDS = {
-    "grpo": (make_trainer, {}),
-    "separate critic": (make_ppo, PLAIN),
-    "value head": (make_ppo, {**PLAIN, "critic": "value_head"}),
-    "kl too": (make_trainer, {"beta": 1e-3}),
-    "two updates": (make_trainer, {"num_iterations": 2, "max_steps": 8}),
-}
-
-
-def give_no_advantage(trainer):
-    credit = trainer.methods[trainer.args.credit]
-    given = credit.credit
-    credit.credit = lambda batch: replace(made := given(batch), advantages=0 * made.advantages)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_entropy_is_drawn_to_the_anchor(tmp_path, kind):
-    """From below and from above."""
-    make, changes = KINDS[kind]
-    ends = []
-    for anchor in (1.0, 3.7):
-        trainer = trainer_of(
-            tmp_path, make, model=saved(make_model(), tmp_path / "start"), **{"max_steps": 4, **changes},
-            **settings(weight=20.0, anchor=anchor), learning_rate=3e-3,
-        )  # fmt: skip
-        give_no_advantage(trainer)
-        trainer.train()
-        ends.append(logged(trainer, "siren/entropy"))
-        assert len(ends[-1]) == 4 and set(logged(trainer, "siren/anchor")) == {anchor}
-        assert all(0 < share < 0.5 for share in logged(trainer, "siren/peak_share"))
-    (start, *_, low), (again, *_, high) = ends
-    assert start == pytest.approx(again) and 1.0 < low < start - 0.1 and start + 0.1 < high < 3.7
 
 
 @pytest.mark.slow

@@ -1,19 +1,14 @@
 """What holds for every method: it runs in both worlds, ignores the cut of a batch, resumes and can be switched off."""
 
 import pytest
-import torch
 from method_batches import check_two_ranks
 from method_table import CASES, PPO, SLOT, config_of, trainer_of, without
-from run_kit import assert_bit_equal, logged, weights
-from trainer_kit import GROUP, ROWS, catch_step, difference, largest, make_config, saved
+from run_kit import assert_bit_equal, weights
+from trainer_kit import ROWS, catch_step, difference, largest, make_config
 
-from epo_trl.envs.alfworld import GeneratedAlfworld
-from epo_trl.envs.scienceworld import ScienceWorldSuite
-from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Method, Methods, Need, build_methods
 from epo_trl.methods.registry import load_class
-from epo_trl.models import build_model, build_tokenizer
-from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
+from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
 # `ref-nucleus` marks tokens by the reference's scores, which batches made by hand do not have.
 MODIFYING = [name for name in CASES if load_class(SLOT[name], name).modify_advantages is not Method.modify_advantages]
@@ -130,44 +125,3 @@ def test_its_text_in_the_model_card_has_its_settings(tmp_path, name):
     method = method_of(tmp_path, name)
     text = Methods({name: method}, 3).model_card_text()
     assert text not in (type(method).__name__, "") and "{" not in text
-
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory):
-    """Returns a tokenizer, and what untrained policies play: in each of two RL steps a group in ALFWorld and one in
-    ScienceWorld, the latter with a critic."""
-    tokenizer = build_tokenizer(["look around , open door to kitchen"])
-    steps = [[], []]
-    for kind, config, suite, template in (
-        (EPOTrainer, EPOConfig, GeneratedAlfworld(n_train=8, n_iid=2, n_ood=0), "compact"),
-        (EPOPPOTrainer, EPOPPOConfig, ScienceWorldSuite(jvms=1), "scienceworld_compact"),
-    ):
-        args = make_config(tmp_path_factory.mktemp("played"), kind=config, prompt_template=template, max_steps=2,
-                           per_device_train_batch_size=GROUP, max_turns=2, max_prompt_length=1200,
-                           max_completion_length=4, eval_episodes=1)  # fmt: skip
-        trainer = kind(build_model(tokenizer, hidden_size=32, heads=2), suite, args=args, processing_class=tokenizer)
-        play, parts = trainer.play, iter(steps)
-        trainer.play = lambda tasks, play=play, parts=parts, **kw: next(parts).extend(new := play(tasks, **kw)) or new
-        trainer.train()
-        trainer.close_envs()
-    return tokenizer, steps
-
-
-@pytest.mark.slow
-@pytest.mark.games
-@pytest.mark.parametrize("name", CASES)
-def test_it_trains_on_episodes_of_both_worlds(tmp_path, played, name):
-    tokenizer, steps = played
-    case, kind, config = CASES[name], EPOTrainer, EPOConfig
-    ends = {}
-    if name in PPO:
-        kind, config, ends = EPOPPOTrainer, EPOPPOConfig, {"bootstrap_truncated": False}
-    updates = case.fields.get("num_iterations", 1)
-    args = make_config(tmp_path, kind=config, max_steps=2 * updates, **ends,
-                       **config_of(name, case.settings, case.fields))  # fmt: skip
-    model = saved(build_model(tokenizer, hidden_size=32, heads=2), tmp_path / "start")
-    trainer, parts = kind(model, ToySuite(), args=args, processing_class=tokenizer), iter(steps)
-    trainer.play = lambda tasks, **kwargs: next(parts)
-    trainer.train()
-    assert trainer.rl_step == 2 and len(logged(trainer, "loss")) == 2 * updates
-    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())

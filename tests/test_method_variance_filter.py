@@ -4,17 +4,14 @@ from dataclasses import replace
 
 import pytest
 from method_batches import run_on_ranks
-from plain_steps import assert_gradient, plain_tokens, step_of
 from run_kit import logged
 from trainer_kit import (
     GROUP,
     catch_step,
-    compute_in_float64,
     difference,
     largest,
     make_config,
     make_episodes,
-    make_model,
     make_trainer,
     with_episodes,
 )
@@ -116,17 +113,6 @@ def test_groups_are_replaced_first(tmp_path):
 # ----------------------------------------------------------------------------------------------------------- training
 
 HALF = {"policy_method": ["variance-filter"], "method_kwargs": {"variance-filter": {"share": 0.5}}}
-
-
-@pytest.mark.parametrize("micro_batches", [1, 4])
-@pytest.mark.parametrize("context", ["windowed", "concatenated"])
-def test_the_gradient_is_that_of_plain_loops(tmp_path, monkeypatch, context, micro_batches):
-    """The mean over the tokens of the first group, which holds more than half of the variance."""
-    compute_in_float64(monkeypatch)
-    got = step_of(tmp_path, context, micro_batches, **HALF)
-    model = make_model().double()
-    tokens = [token for token in plain_tokens(model, context) if token.row < GROUP]
-    assert_gradient(got, model, -sum(token.advantage * token.logp for token in tokens) / len(tokens))
 
 
 @pytest.mark.parametrize("credit", ["grpo", "gigpo", "reinforce++"])

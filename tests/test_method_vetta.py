@@ -135,13 +135,3 @@ def test_the_critics_loss_is_the_mean_of_both_heads_losses(tmp_path):
     expected = (errors[first].mean() + errors[inside].mean()) / 2
     assert logged(trainer, "critic/value_loss")[0] == pytest.approx(float(expected), rel=1e-3)
     assert not math.isclose(float(errors[first].mean()), float(errors[inside].mean()), rel_tol=0.05)
-
-
-@pytest.mark.parametrize("critic", ["separate", "value_head"])
-def test_a_resumed_run_needs_both_heads(tmp_path, critic):
-    steps = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "critic": critic,
-             "bootstrap_truncated": False}  # fmt: skip
-    with_episodes(make_ppo(tmp_path / "run", credit="vetta", **steps)).train()
-    other = with_episodes(make_ppo(tmp_path / "run", credit="turn", resume_with_changes=True, **steps))
-    with pytest.raises(ValueError, match="expected the same kind of critic.*2 extra and 0 missing"):
-        other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))

@@ -50,8 +50,3 @@ def test_the_recipe_runs_with_it(tmp_path):
     (state,) = tmp_path.rglob("trainer_state.json")
     shares = [line["no_repeats/share"] for line in json.loads(state.read_text())["log_history"] if "loss" in line]
     assert len(shares) == 2 and all(0 <= share <= 1 for share in shares)
-
-
-def test_a_penalty_below_zero_is_refused(no_repeats):
-    with pytest.raises(ValueError, match="penalty: .*got -1"):
-        no_repeats(-1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epo_trl.objectives import check_schedule, scheduled_weight
+from epo_trl.objectives import scheduled_weight
 
 
 def run(schedule, total, start=0.3, end=0.1):
@@ -22,17 +22,3 @@ def test_by_hand():
 def test_a_run_of_one_step_has_the_start_and_a_longer_run_keeps_the_end(schedule):
     assert run(schedule, 1) == [0.3]
     assert scheduled_weight(7, 4, schedule=schedule, start=0.3, end=0.0) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"schedule": "step"}, r"schedule: expected one of \('constant', 'linear', 'cosine'\).*got 'step'"),
-        ({"schedule": "constant"}, "end_weight: expected None with schedule 'constant'.*got 0.1"),
-        ({"end_weight": None}, "end_weight: expected a number >= 0 with schedule 'linear'.*got None"),
-        ({"end_weight": -1.0}, "end_weight: expected a number >= 0.*got -1.0"),
-    ],
-)
-def test_bad_settings_are_named(changes, message):
-    with pytest.raises(ValueError, match=message):
-        check_schedule(**{"schedule": "linear", "end_weight": 0.1, **changes})

@@ -9,7 +9,6 @@ import pytest
 import torch
 import trl.trainer.utils as trl_utils
 from fused_heads import HEADS, make_mixture
-from peft import LoraConfig
 from trainer_kit import (
     catch_step,
     collected,
@@ -109,13 +108,6 @@ def test_values_go_back_to_the_token_that_they_belong_to(windowed):
     ]
 
 
-def test_values_put_back_carry_their_gradient():
-    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
-    values = torch.zeros(len(batch.row), requires_grad=True)
-    (batch.to_rows(values, 5.0) * IDS[:, 3:]).sum().backward()
-    assert values.grad.tolist() == IDS[:, 3:][RESPONSE == 1].tolist()
-
-
 def test_tool_mask_of_ones_on_padding_is_harmless():
     """TRL pads the tool mask with ones."""
     padded_with_ones = torch.where(TURNS < 0, 1, RESPONSE)
@@ -208,10 +200,6 @@ def test_a_pass_has_no_more_tokens_than_the_limit(limit):
     assert Passes().sizes(lengths) == [count]
 
 
-def test_passes_are_equally_large_not_full_and_a_rest():
-    assert Passes(100).sizes([10] * 11) == [6, 5] and Passes(100).sizes([30, 30, 30, 10]) == [2, 2]
-
-
 @pytest.mark.parametrize("windowed", [True, False])
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_values_and_gradients_do_not_depend_on_the_passes(monkeypatch, windowed, way):
@@ -253,23 +241,6 @@ def test_the_router_loss_is_that_of_the_turns_alone(windowed, way):
     aux_loss.backward()
     assert model.model.layers[0].mlp.gate.weight.grad.abs().max() > 1e-4
     assert score_turns(model, batch, passes=way).aux_loss is None
-
-
-def test_the_router_loss_of_a_batch_without_sampled_tokens_is_zero():
-    model = make_mixture()
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    batch = cut_turns(IDS, TurnLayout(TURNS, torch.zeros_like(RESPONSE), PROMPTS, windowed=True))
-    aux_loss = score_turns(model, batch, output_router_logits=True).aux_loss
-    aux_loss.backward()
-    assert aux_loss == 0 and not model.model.layers[0].mlp.gate.weight.grad.any()
-
-
-def test_compact_scoring_leaves_trl_as_it_was():
-    before = trl_utils._use_triton
-    with pytest.raises(KeyError), compact_scoring():
-        assert trl_utils._use_triton(torch.device("cpu"))
-        raise KeyError
-    assert trl_utils._use_triton is before
 
 
 # ------------------------------------------------------------------------------ sampling time and update, real rollouts
@@ -355,21 +326,6 @@ def test_neither_checkpointing_nor_passes_run_again_change_anything(tmp_path, co
     assert largest(gradients) > 0.1
     for again, gradients_again in others:
         assert abs(float(loss - again)) < 1e-6 and difference(gradients, gradients_again) < 1e-6
-
-
-@pytest.mark.slow
-def test_passes_run_again_change_nothing_for_an_adapter_with_a_reference(tmp_path):
-    """The adapter is not the identity, so the KL term has a gradient."""
-    results = []
-    for changes in ({}, {"tokens_per_pass": 40, "recompute_passes": True}):
-        torch.manual_seed(0)
-        lora = LoraConfig(target_modules="all-linear", init_lora_weights=False)
-        trainer = make_trainer(tmp_path / str(bool(changes)), peft_config=lora, beta=0.5, **changes)
-        results.append(catch_step(with_episodes(trainer)))
-        assert trainer.state.log_history[0]["kl"] > 1e-3
-    (loss, gradients), (again, gradients_again) = results
-    assert largest(gradients) > 0.1
-    assert abs(float(loss - again)) < 1e-6 and difference(gradients, gradients_again) < 1e-6
 
 
 @pytest.mark.slow

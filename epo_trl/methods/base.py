@@ -223,7 +223,7 @@ class ModifiedAdvantages:
 
     Args:
         advantages: (B, T) modified advantages.
-        token_annotations: (B, T, ...) tensors by name, for `loss` and `loss_statistics` in their micro-batches.
+        token_annotations: (B, T, ...) tensors by name, passed on to `loss` and `loss_statistics`.
         metrics: Metrics of this batch by full name, equal on all ranks.
     """
 
