@@ -72,8 +72,7 @@ class FewShotArguments:
 
         Raises:
             EnvError: If the suite has no expert or no training tasks.
-            InputError: If the file is empty, or the expert wins too few of the tried tasks within the turns.
-            OSError: If the file cannot be read.
+            InputError: If there is no text file, or the expert wins too few of the tried tasks within the turns.
         """
         if self.few_shot_file:
             return FewShot((read_example(self.few_shot_file),), Path(self.few_shot_file).name)
@@ -108,7 +107,10 @@ class FewShotArguments:
 
 def read_example(path: str) -> str:
     """Reads a text file and strips surrounding white space."""
-    text = Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig").strip()
+    try:
+        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig").strip()
+    except OSError as error:
+        raise InputError(f"few_shot_file: expected a text file, got {path!r} ({error})") from error
     if not text:
         raise InputError(f"few_shot_file: expected a text, got the empty {path!r}")
     return text

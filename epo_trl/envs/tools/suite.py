@@ -168,7 +168,6 @@ class ToolsArguments:
 
         Raises:
             EnvError: If a named object is missing or has the wrong type.
-            OSError: If a file of rows cannot be read.
         """
         return ToolSuite(
             named_object("factory", self.factory, "'module:Class' of an environment"),
@@ -186,9 +185,12 @@ def _rows(name: str, value: str) -> Rows | None:
     if not value:
         return None
     if value.endswith(".jsonl"):
-        # not splitlines, which also cuts at U+2028 and other characters that a text may contain
-        lines = Path(os.path.expanduser(value)).read_text(encoding="utf-8").split("\n")
-        found: Any = [json.loads(line) for line in lines if line.strip()]
+        try:
+            # not splitlines, which also cuts at U+2028 and other characters that a text may contain
+            lines = Path(os.path.expanduser(value)).read_text(encoding="utf-8").split("\n")
+            found: Any = [json.loads(line) for line in lines if line.strip()]
+        except (OSError, ValueError) as error:
+            raise EnvError(f"{name}: expected a JSONL file, got {value!r} ({error})") from error
     else:
         found = named_object(name, value, "'module:name', or a JSONL file")
         found = found() if callable(found) else found
