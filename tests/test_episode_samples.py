@@ -3,8 +3,6 @@
 import copy
 import json
 import random
-import sys
-import types
 
 import pytest
 import torch
@@ -190,41 +188,3 @@ def test_a_line_that_is_no_episode_is_named(tmp_path):
         with pytest.raises(InputError, match="file.jsonl, line 2, is not an episode"):
             read_samples(path)
     assert Sample.from_dict(content) == sample_of(make_episodes()[1])
-
-
-# ----------------------------------------------------------------------------------------------------------- trackers
-
-
-@pytest.fixture
-def tracker(monkeypatch):
-    """Puts a module with a tracker's names in place; returns what was logged to it."""
-
-    def put(name, run=None):
-        logged = []
-        fake = types.SimpleNamespace(run=run, log=logged.append, Table=lambda dataframe: dataframe)
-        monkeypatch.setitem(sys.modules, name, fake)
-        return logged
-
-    return put
-
-
-def test_trackers_that_the_run_reports_to_get_a_table_with_a_row_for_each_turn(tmp_path, tracker, monkeypatch):
-    wandb, trackio = tracker("wandb", run="a run"), tracker("trackio")
-    samples = begun(tmp_path)
-    monkeypatch.setattr(samples.args, "report_to", ["wandb", "trackio", "tensorboard"])
-    samples.end()
-    kept = read_samples(sample_file(tmp_path, 1))
-    for [logged] in (wandb, trackio):
-        table = logged["episodes"]
-        assert len(table) == sum(len(sample.episode.turns) for sample in kept)
-        assert list(table.loc[table["why"] == "worst", "turn"]) == [1, 2]
-        assert set(table["outcome"]) >= {"won", "aborted"} and set(table["rl_step"]) == {1}
-
-
-def test_a_tracker_that_is_not_asked_for_or_has_no_run_gets_nothing(tmp_path, tracker, monkeypatch):
-    wandb, trackio = tracker("wandb"), tracker("trackio")
-    for report_to in ([], ["wandb"]):
-        samples = begun(tmp_path)
-        monkeypatch.setattr(samples.args, "report_to", report_to)
-        samples.end()
-    assert wandb == trackio == []

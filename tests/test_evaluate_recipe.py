@@ -159,7 +159,7 @@ def test_windowed_turns_that_can_exceed_the_model_s_limit_are_refused(play, cont
         (["--prompt_template", "scienceworld"], "prompt_template 'scienceworld'.*objects"),
         (["--backend", "sglang"], "backend: expected one of 'transformers', 'vllm'.*got 'sglang'"),
         (["--parallel", "0"], "parallel: .*got 0"),
-        (["--few_shot", "1"], "prompt_template: .*'react', got 'alfworld': first.txt shows no"),
+        (["--few_shot", "1"], "prompt_template: .*'react', got 'alfworld'"),
         (["--few_shot", "1", "--few_shot_turns", "1", *REACT], "few_shot: got 1, but of 20 training tasks"),
         (["--few_shot_file", "none.txt", *REACT], "few_shot_file: .*got 'none.txt'"),
     ],
@@ -435,7 +435,7 @@ def test_another_model_or_other_settings_in_the_same_output_are_refused_by_name(
 
 def test_a_file_that_is_no_report_is_not_overwritten(play, tmp_path):
     (tmp_path / "notes.txt").write_text("precious")
-    with pytest.raises(ValueError, match="notes.txt is of another evaluation .*its settings or episodes are missing"):
+    with pytest.raises(ValueError, match="notes.txt is of another evaluation .*it has no settings"):
         play(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "precious"
 

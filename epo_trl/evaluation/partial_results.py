@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from epo_trl.errors import FileError, InputError, changed_settings
+from epo_trl.errors import InputError, changed_settings
 from epo_trl.runs.state_file import write_state
 from epo_trl.types import Episode
 
@@ -33,27 +33,17 @@ class PartialResults:
         self.output = Path(os.path.expanduser(output))  # no shell has done so for a YAML file
         self.folder = self.output.with_name(f"{self.output.name}.parts")
         self.settings = json.loads(json.dumps(settings))
-        found = self.finished()
-        if found is not None:
-            self._need_same(self.output, found.get("settings"))
-        for file in self.folder.glob("*.json"):
-            self.read(file.stem)
+        for file in (self.output, *self.folder.glob("*.json")):
+            self._read(file)
 
     def finished(self) -> dict[str, Any] | None:
         """Returns the content written by `finish`, or `None` if the evaluation has not ended."""
-        return _read(self.output)
+        return self._read(self.output)
 
     def read(self, part: str) -> tuple[list[Episode], float] | None:
-        """Returns the episodes of a part and their wall time in seconds, or `None` if it has not been played.
-
-        Raises:
-            InputError: If another evaluation has played it.
-        """
-        found = _read(self.folder / f"{part}.json")
-        if not found:
-            return None
-        self._need_same(self.folder, found.get("settings") if "episodes" in found else None)
-        return [Episode.from_dict(data) for data in found["episodes"]], found["seconds"]
+        """Returns the episodes of a part and their wall time in seconds, or `None` if it has not been played."""
+        found = self._read(self.folder / f"{part}.json")
+        return None if found is None else ([Episode.from_dict(data) for data in found["episodes"]], found["seconds"])
 
     def keep(self, part: str, episodes: list[Episode], seconds: float) -> None:
         """Writes the episodes of a part, without token ids, with the settings."""
@@ -66,26 +56,21 @@ class PartialResults:
         write_state(self.output, {**results, "settings": self.settings})
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _need_same(self, path: Path, found: Any) -> None:
-        if found == self.settings:
-            return
-        differ = "its settings or episodes are missing"
-        if isinstance(found, dict):
-            differ = "; ".join(changed_settings(found, self.settings))
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        """Returns the content of a file of this evaluation, or `None` if it is missing."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            if path != self.output:
+                return None  # a damaged part is played again
+            found = {}
+        settings = found.get("settings") if isinstance(found, dict) else None
+        if settings == self.settings:
+            return dict(found)
+        differ = "; ".join(changed_settings(settings, self.settings)) if settings else "it has no settings"
         raise InputError(
             f"output: expected a file of this evaluation, got {self.output}, but {path} is of another evaluation "
             f"({differ}); use another file, or delete that one to start over"
         )
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """Returns the content, `None` if the file is missing, and `{}` if it is not a JSON object."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError:
-        return {}
-    except OSError as error:
-        raise FileError(f"output: {path} cannot be read ({error.strerror}); use another file") from error
-    return found if isinstance(found, dict) else {}

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from trl import ModelConfig
 
 from epo_trl.errors import InputError
 from epo_trl.models.load import end_ids_of, load_tokenizer
 from epo_trl.models.vllm_requests import VllmRequests, request_params
-from epo_trl.models.vllm_start import starting_vllm
 
 
 class VllmPolicy(VllmRequests):
@@ -101,18 +99,17 @@ def load_vllm_policy(
         raise InputError("load_in_4bit, load_in_8bit: expected backend='transformers', got True with backend='vllm'")
     from vllm import LLM
 
-    with starting_vllm(quiet=several_processes and not PartialState().is_main_process):
-        llm = LLM(
-            model=name,
-            revision=revision,
-            tokenizer_revision=revision,
-            trust_remote_code=trust_remote_code,
-            dtype=model_args.dtype or "auto",
-            max_model_len=max_model_len,
-            gpu_memory_utilization=gpu_share,
-            # As in TRL's colocated mode: the launcher started the processes, and each one is a full engine.
-            **({"distributed_executor_backend": "external_launcher"} if several_processes else {}),
-        )
+    llm = LLM(
+        model=name,
+        revision=revision,
+        tokenizer_revision=revision,
+        trust_remote_code=trust_remote_code,
+        dtype=model_args.dtype or "auto",
+        max_model_len=max_model_len,
+        gpu_memory_utilization=gpu_share,
+        # As in TRL's colocated mode: the launcher started the processes, and each one is a full engine.
+        **({"distributed_executor_backend": "external_launcher"} if several_processes else {}),
+    )
     tokenizer = load_tokenizer(str(name), revision=revision, trust_remote_code=trust_remote_code)
     ends = end_ids_of(model_args, tokenizer, trust_remote_code)
     return VllmPolicy(llm, request_params, ends, max_new_tokens=max_new_tokens, temperature=temperature), tokenizer

@@ -1,4 +1,4 @@
-"""Saves a few episodes of some RL steps in the run folder, for `epo-trl watch` and the tables of trackers.
+"""Saves a few episodes of some RL steps in the run folder, for `epo-trl watch`.
 
 Each of those RL steps has one file, which a resumed run rewrites if it repeats the step. The entropies are those under
 the behaviour policy, which the update computes anyway.
@@ -10,10 +10,8 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any
 
-import pandas as pd
 from torch import Tensor
 
 from epo_trl.methods import Comm
@@ -25,7 +23,6 @@ from epo_trl.watch.source import sample_file
 
 UNFINISHED = "\ufffd"  # a decoder's output for an incomplete character
 RL_STEPS = 50  # number of RL steps per run whose episodes are saved, unless configured otherwise
-TRACKERS = ("wandb", "trackio")  # those with tables
 
 
 @dataclass
@@ -84,14 +81,12 @@ class EpisodeSamples:
             self._samples[i] = self._samples[i].with_entropy(values[row][sampled[row]].tolist())
 
     def end(self) -> None:
-        """Writes the selected episodes and logs them to the trackers. Collective."""
+        """Writes the selected episodes. Collective."""
         if self._rl_step is None:
             return
         samples = self.ranks.gather([sample.to_dict() for sample in self._samples.values()])
         if self.ranks.index == 0:
             write_samples(sample_file(self.args.output_dir, self._rl_step + 1), samples)
-            for name in set(TRACKERS) & set(self.args.report_to or ()):
-                _send_table(name, samples)
         self._rl_step, self._samples = None, {}
 
     def state(self) -> dict[str, Any]:
@@ -104,26 +99,6 @@ class EpisodeSamples:
         state = state or {"rl_step": None, "samples": {}}
         self._rl_step = state["rl_step"]
         self._samples = {int(i): Sample.from_dict(json.loads(sample)) for i, sample in state["samples"].items()}
-
-
-def _send_table(name: str, samples: Sequence[Mapping[str, Any]]) -> None:
-    """Logs the samples to a tracker as the table `episodes`, with one row per turn."""
-    rows = []
-    for sample in samples:
-        for number, turn in enumerate(sample["turns"], start=1):
-            entropy = turn["entropy"]
-            rows.append(
-                {
-                    "rl_step": sample["rl_step"], "why": sample["why"], "task_id": sample["task_id"],
-                    "task": sample["task"], "task_type": sample["task_type"], "outcome": str(sample["stop"]),
-                    "turn": number, "observation": turn["observation"], "response": turn["response"],
-                    "action": turn["action"], "error": turn["error"], "reward": turn["reward"],
-                    "mean_entropy": sum(entropy) / len(entropy) if entropy else None,
-                }
-            )  # fmt: skip
-    tracker = import_module(name)
-    if rows and (name != "wandb" or tracker.run is not None):  # without a run, wandb has not been started
-        tracker.log({"episodes": tracker.Table(dataframe=pd.DataFrame(rows))})
 
 
 def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
