@@ -8,7 +8,7 @@ import pytest
 from test_layers import PACKAGE, part_of
 
 ROOT = PACKAGE.parent
-LINES = {"core": 19836, "games": 5593, "lab": 4122, "tests": 35062, "docs": 4970}
+LINES = {"core": 19621, "games": 5360, "lab": 3725, "tests": 33600, "docs": 4967}
 
 
 def part_of_the_project(path: Path) -> str:
