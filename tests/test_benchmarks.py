@@ -1,12 +1,10 @@
 """The work that `make bench` measures runs, on tiny models, and is what its table says."""
 
-import math
 import tempfile
 import time
 from argparse import Namespace
 
 import pytest
-import torch
 from trl import GRPOTrainer
 
 from epo_trl.trainers import EPOTrainer
@@ -119,16 +117,3 @@ def test_each_loss_of_the_overhead_is_measured(monkeypatch):
     trainer.train()
     assert {way: len(seconds) for way, seconds in trainer.passes.items()} == dict.fromkeys(trainer.passes, 1)
     assert {"rollout", "history"} <= set(trainer.other)
-
-
-def test_a_game_engine_is_timed():
-    import bench_alfworld_engine
-
-    rate, milliseconds = bench_alfworld_engine.make("fast", 1, 2, None)()
-    assert all(0 < value < math.inf for value in (rate, milliseconds))
-
-
-def test_the_step_beside_a_busy_process_runs():
-    import bench_busy_machine
-
-    assert bench_busy_machine.make(True)() == torch.get_num_threads()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from trainer_kit import make_model, make_trainer, toy_tokenizer
 
-from epo_trl.devices import return_freed_memory, seeded, to_device
+from epo_trl.devices import return_freed_memory, seeded
 from epo_trl.models import build_model
 from epo_trl.models.generate import SamplingPolicy
 
@@ -75,12 +75,6 @@ def test_what_runs_on_the_cpu_seeds_no_gpu(tmp_path, seeded_devices, what):
         with trainer.player.engine.sampling(0.5, 3):
             pass
     assert seeded_devices == []
-
-
-def test_a_tensor_of_the_cpu_stays_what_it_is():
-    tensor = torch.arange(3)
-    assert to_device(tensor, torch.device("cpu")) is tensor
-    assert to_device(tensor, torch.device("meta")).device.type == "meta"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")

@@ -87,13 +87,6 @@ def test_the_history_is_the_same_on_every_rank(ranks):
     assert len({entry["0"] for entry in one["history"]["entries"]}) == 3
 
 
-def test_every_rank_has_seen_the_same_health(ranks):
-    (one, other), *_ = ranks
-    assert one["health"] == other["health"]
-    seen = one["health"]["explosion"]["entropy"]["latest"]
-    assert seen == [entry["entropy/all_tokens"] for entry in one["log"] if "entropy/all_tokens" in entry]
-
-
 def test_the_weights_are_the_same_on_every_rank(ranks):
     _, (one, other), _ = ranks
     for name in ("first", "last"):

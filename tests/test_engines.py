@@ -113,33 +113,8 @@ def test_a_free_environment_plays_the_next_task(seed, count, seats):
     assert sum(finished) == count and engine.largest <= seats
 
 
-def test_a_fast_episode_ends_before_a_slow_one_has_its_second_turn():
-    """In step, the slow one would hold up the fast one."""
-    log = []
-
-    class Slow(AnyOrder):
-        def collect(self, seconds):
-            first = min(self.pending, key=lambda i: (i == 0, i))  # the request of episode 0 comes last
-            log.append(first)
-            return [Response(first, self.pending.pop(first))]
-
-    tasks = [("a", 0), ("b", 0)]
-    rules = RolloutSettings(max_turns=3)
-    play_episodes([ScriptedEnv(), ScriptedEnv()], tasks, Slow(0), context_of(TOKENIZER), rules)
-    assert log == [1, 1, 1, 0, 0, 0]
-
-
 def test_an_engine_is_not_asked_while_only_environments_work():
     """`AnyOrder.collect` refuses to be asked without a request; the only episode waits for its environment."""
     env = LateEnv(step(), WIN, draw=random.Random(5))
     (episode,) = play_episodes([env], [("a", 0)], AnyOrder(1), context_of(TOKENIZER), RolloutSettings(max_turns=9))
     assert len(episode.turns) == 2 and episode.stop in (StopReason.WON, StopReason.LOST)
-
-
-def test_an_error_of_the_engine_ends_the_rollout():
-    class Dead(AnyOrder):
-        def collect(self, seconds):
-            raise ConnectionError("the server is gone")
-
-    with pytest.raises(ConnectionError, match="the server is gone"):
-        play_episodes([ScriptedEnv()], [("a", 0)], Dead(0), context_of(TOKENIZER), RolloutSettings())

@@ -57,17 +57,6 @@ def test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept(tmp_p
     assert len({len(turn.response_ids) for episode in episodes[0] for turn in episode.turns}) > 1
 
 
-@pytest.mark.parametrize("changes", [{"generation_kwargs": {"use_cache": False}}, {"cache_implementation": "static"}])
-def test_concatenated_turns_are_played_with_another_cache_or_none(tmp_path, changes):
-    episodes = []
-    for settings in ({}, changes):
-        model = make_model(sharpness=4.0)
-        trainer = make_trainer(tmp_path, context="concatenated", max_turns=3, model=model, **settings)
-        torch.manual_seed(0)
-        episodes.append(trainer.play([(f"train/{i}", 0) for i in range(3)]))
-    assert episodes[0] == episodes[1]
-
-
 class SleepingEngine:
     """Writes down what is asked of it. `make test-vllm` has the real one."""
 
@@ -98,16 +87,6 @@ def test_a_sleeping_engine_is_awake_for_a_rollout_and_sleeps_again_even_after_an
         raise KeyError
     assert engine.asked == [*["sync"] * (not loaded), "kv_cache", "sleep 2"]
     assert engine.enable_sleep_mode and engine._llm_weights_sleeping
-
-
-def test_a_server_is_left_to_itself_whatever_the_settings_say_about_sleep(tmp_path):
-    trainer = make_trainer(tmp_path)
-    trainer.vllm_generation = engine = SleepingEngine()
-    trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", 0
-    engine._llm_weights_sleeping = False
-    with trainer.player.engine.keeping_vllm_awake():
-        assert engine.enable_sleep_mode and not engine.asked
-    assert not engine.asked
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

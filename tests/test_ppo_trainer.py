@@ -1,6 +1,5 @@
 """EPOPPOTrainer: values, the value loss, warm-up, bootstrapping, epochs, adapters, checkpoints, bad input."""
 
-import copy
 import math
 import random
 from dataclasses import replace
@@ -30,13 +29,13 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Credit
-from epo_trl.models.critic import Critic, attach_critic, critic_aside, detach_critic
+from epo_trl.models.critic import Critic
 from epo_trl.rollout.context import TurnView
-from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer
+from epo_trl.trainers import EPOPPOConfig
 from epo_trl.trainers.critic.file import CRITIC_FILE
 from epo_trl.trainers.critic.final_states import final_states, final_values
 from epo_trl.trainers.critic.setup import hide_critic, make_critic
-from epo_trl.trainers.critic.value_statistics import turn_bins, value_statistics, whitened
+from epo_trl.trainers.critic.value_statistics import value_statistics, whitened
 from epo_trl.types import StopReason
 
 CRITICS = ["separate", "value_head"]
@@ -93,15 +92,6 @@ def test_values_with_the_loss_are_the_old_values_before_any_update(tmp_path, cri
     expected = 0.5 * (batch[0]["returns"] - batch[0]["old_values"])[points].square().mean()
     assert value_error == pytest.approx(float(expected), rel=1e-5)
     assert largest(parts(gradients)[1]) > 0.01
-
-
-def test_a_critic_leaves_log_probs_and_generation_as_they_were():
-    model, prompt = make_model(), torch.tensor([[9, 10, 11]])
-    logits, sampled = model(prompt).logits, model.generate(prompt, max_new_tokens=5, do_sample=False)
-    attach_critic(model, Critic(32, copy.deepcopy(model.base_model)))
-    assert torch.equal(model(prompt).logits, logits)
-    assert torch.equal(model.generate(prompt, max_new_tokens=5, do_sample=False), sampled)
-    assert not model(input_ids=prompt, values_only=True).state_values.any(), "the head starts at zero"
 
 
 def test_values_are_float32_where_the_weights_are_bfloat16():
@@ -211,13 +201,6 @@ def test_a_next_prompt_that_does_not_fit_loses_its_beginning(context):
     assert len(full) > len(state) == limit and state == full[-limit:]
     view = TurnView("", info, [(t.observation, t.action) for t in episode.turns], (1,))
     assert builder.build([view])[0] is None or context == "concatenated"
-
-
-def test_without_bootstrapping_a_cut_off_episode_ends(tmp_path):
-    trainer, episodes = played(tmp_path, max_turns=2, bootstrap_truncated=False)
-    states = trainer._final_states(episodes)
-    assert states == [[]] * 4
-    assert values_after(trainer, states) == [0.0] * 4
 
 
 # -------------------------------------------------------------------------------------------------------------- batch
@@ -330,24 +313,6 @@ def test_a_value_head_moves_the_backbone_and_a_separate_critic_does_not(tmp_path
         assert moved > 1e-3 if critic == "value_head" else moved == 0.0
 
 
-@pytest.mark.parametrize("episodes", [1, 3])
-def test_a_group_of_one_is_taken_whatever_the_size_of_the_batch(tmp_path, episodes):
-    """3 rows a step: no group of two would divide it."""
-    trainer = make_ppo(
-        tmp_path, per_device_train_batch_size=episodes, gradient_accumulation_steps=3 // episodes, max_steps=2
-    )
-    assert trainer.args.num_generations == trainer.num_generations == 1
-    trainer.train()
-    assert trainer.state.global_step == 2
-    assert len({e.task_id for e in trainer.last_episodes}) == 3
-
-
-def test_groups_are_still_taken(tmp_path):
-    trainer = make_ppo(tmp_path, num_generations=4, max_steps=1)
-    trainer.train()
-    assert len({e.task_id for e in trainer.last_episodes}) == 2
-
-
 @pytest.mark.parametrize("critic", CRITICS)
 def test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_epoch(tmp_path, critic):
     """Two epochs of two mini-batches: four optimizer steps on one batch."""
@@ -409,20 +374,6 @@ def test_the_value_loss_and_the_share_that_was_clipped_are_those_of_a_loop(tmp_p
         assert logged(trainer, "critic/value_loss")[k] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
         assert logged(trainer, "critic/value_clip_share")[k] == clipped / len(losses)
     assert len(batches) == 2
-
-
-def test_clipped_values_stop_pulling(tmp_path):
-    """A rate that throws the values far off in the first epoch; in the second, those nearer to the target clip."""
-    shares = {}
-    for clip in (None, 0.01):
-        trainer = make_ppo(
-            tmp_path, value_clip=clip, num_iterations=2, max_steps=2, critic_learning_rate=0.1, optim="sgd",
-            lr_scheduler_type="constant", gradient_accumulation_steps=1,
-        )  # fmt: skip
-        inject(trainer)
-        trainer.train()
-        (shares[clip],) = logged(trainer, "critic/value_clip_share")
-    assert shares[None] == 0.0 and 0.0 < shares[0.01] <= 0.5, "the first epoch cannot clip"
 
 
 # ---------------------------------------------------------------------------------------------- rates and warm-up
@@ -511,12 +462,6 @@ def test_a_policy_with_an_adapter_trains_with_every_critic(tmp_path, context, cr
     assert kl[0] == pytest.approx(0.0, abs=1e-6) and kl[2] > 1e-7
 
 
-def test_an_adapter_of_the_policy_does_not_reach_into_the_critic(tmp_path):
-    trainer = make_ppo(tmp_path, peft_config=lora())
-    assert not any("lora_" in name for name, _ in trainer.critic.named_parameters())
-    assert all(p.requires_grad for p in trainer.critic.parameters())
-
-
 # -------------------------------------------------------------------------------------------------------- checkpoints
 
 
@@ -583,17 +528,6 @@ def test_the_next_trainer_of_a_model_does_not_inherit_its_critic(tmp_path, make)
     assert critics == [second.critic] and second.critic is not first if make is make_ppo else critics == []
 
 
-def test_without_its_critic_a_model_is_what_it_was():
-    model = make_model()
-    forward, names = model.forward, [name for name, _ in model.named_modules()]
-    for _ in range(2):
-        attach_critic(model, Critic(32))
-        assert model.forward != forward
-        detach_critic(model)
-        assert model.forward == forward and [name for name, _ in model.named_modules()] == names
-        detach_critic(model)
-
-
 def test_a_saved_adapter_has_no_critic_and_an_adapted_critic_saves_what_it_trains(tmp_path):
     trainer = resumable_ppo(tmp_path, "two adapters", max_steps=3)
     trainer.train()
@@ -626,34 +560,6 @@ def test_the_best_policy_is_loaded_with_its_own_critic(tmp_path, kind):
     best, last = (safetensors.torch.load_file(tmp_path / f"checkpoint-{step}" / CRITIC_FILE) for step in (1, 2))
     assert difference(best, last) > 1e-3
     assert_bit_equal(safetensors.torch.load_file(tmp_path / CRITIC_FILE), best)
-
-
-def test_without_the_best_checkpoint_the_last_policy_and_critic_stay(tmp_path):
-    """As with GRPO."""
-    trainer = resumable_ppo(tmp_path)
-    before = weights(trainer)
-    trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
-    trainer._load_best_model()
-    assert_bit_equal(weights(trainer), before)
-    assert trainer.best_step is None
-
-
-def test_a_sharded_checkpoint_of_fsdp_has_no_file_of_the_critic_and_needs_none(tmp_path, monkeypatch):
-    trainer, loaded = resumable_ppo(tmp_path), []
-    monkeypatch.setattr("transformers.Trainer._load_best_model", lambda self: loaded.append(self))
-    trainer.is_fsdp_enabled, trainer.state.best_model_checkpoint = True, str(tmp_path / "checkpoint-1")
-    trainer._load_best_model()
-    assert loaded == [trainer]
-
-
-def test_a_policy_by_name_gets_its_critic_from_the_same_files(tmp_path):
-    make_model("seed_oss").save_pretrained(tmp_path / "model")
-    toy_tokenizer().save_pretrained(tmp_path / "model")
-    trainer = EPOPPOTrainer(
-        str(tmp_path / "model"), ToySuite(), args=make_config(tmp_path, kind=EPOPPOConfig, num_generations=1)
-    )
-    base = dict(trainer.model.base_model.named_parameters())
-    assert_bit_equal(dict(trainer.critic.backbone.named_parameters()), base)
 
 
 def backbones_loaded(monkeypatch):
@@ -736,20 +642,7 @@ def test_the_reference_model_is_synchronised_with_the_policy_alone(tmp_path, cri
         torch.testing.assert_close(value, 0.75 * before[name] + 0.25 * policy[name])
 
 
-def test_a_critic_comes_back_after_an_error():
-    model = make_model()
-    attach_critic(model, Critic(32))
-    with pytest.raises(KeyError), critic_aside(model):
-        raise KeyError
-    assert "critic.head.weight" in dict(model.named_parameters())
-
-
 # ------------------------------------------------------------------------------------------------------------ metrics
-
-
-def test_turn_positions_are_kept_apart_in_powers_of_two():
-    assert [turn_bins(n) for n in (1, 2, 3, 5)] == [["1"], ["1", "2"], ["1", "2", "3_4"], ["1", "2", "3_4", "5_8"]]
-    assert turn_bins(50)[-1] == "33_64"
 
 
 def test_value_statistics_by_hand():
@@ -799,17 +692,3 @@ def test_value_statistics_by_hand():
 def test_a_bad_setting_is_named(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         make_config(tmp_path, kind=EPOPPOConfig, **{"num_generations": 1, **changes})
-
-
-def test_other_impossible_combinations_are_named(tmp_path):
-    with pytest.raises(ValueError, match="critic_use_peft: expected False for a policy without an adapter, got True"):
-        make_ppo(tmp_path, critic_use_peft=True)
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = make_ppo(tmp_path, model=model, optimizers=(optimizer, None))
-    with pytest.raises(ValueError, match="optimizers: .*got an optimizer created before"):
-        trainer.train()
-    trainer = make_ppo(tmp_path, critic_warmup_steps=2, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps",
-                       eval_steps=1, metric_for_best_model="iid/success_rate")  # fmt: skip
-    with pytest.raises(ValueError, match="critic_warmup_steps: expected 0 with lr_scheduler_type=.*got 2.*cosine"):
-        trainer.train()

@@ -20,12 +20,6 @@ def left():
     }
 
 
-def test_runs_that_learn_the_same_are_the_same():
-    rows, wrong = compare(left(), 8)
-    assert not wrong
-    assert [(row[0], row[2]) for row in rows] == [(way, step) for way in KINDS for step in (1, 2)]
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -45,13 +39,6 @@ def test_a_difference_is_named(change, line):
     change(runs["ZeRO-3"])
     _, (wrong,) = compare(runs, 8)
     assert wrong.startswith(line)
-
-
-def test_nothing_learned_is_nothing_compared():
-    runs = left()
-    for run in runs.values():
-        run["steps"][0].update(advantages=[0.0, 0.0], largest=0.0)
-    assert compare(runs, 8)[1] == ["one process has learned nothing, so nothing is compared"]
 
 
 @pytest.mark.slow

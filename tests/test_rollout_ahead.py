@@ -6,13 +6,12 @@ import threading
 import pytest
 from datasets import Dataset
 from local_server import make_served
-from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, count_seconds, logged, weights
+from run_kit import MINI_BATCHES, SendSignals, StopAt, assert_bit_equal, logged, weights
 from trainer_kit import make_ppo, make_trainer, results_of
 from transformers import TrainerCallback
 
-from epo_trl.errors import EpoTrlError, InputError
+from epo_trl.errors import EpoTrlError
 from epo_trl.rollout import EngineError
-from epo_trl.trainers.generation import RequestSeeds
 
 pytestmark = pytest.mark.slow
 
@@ -93,14 +92,6 @@ def test_the_next_batch_is_played_during_the_update(tmp_path):
     trainer = gated(tmp_path)
     trainer.train()
     assert trainer.rl_step == 2 and not trainer.ahead.is_playing
-
-
-def test_the_time_of_an_update_has_no_rollout_in_it_that_the_trainer_did_not_wait_for(tmp_path, monkeypatch):
-    """A second between two looks at the clock: 3 in a pass, 1 of which is the wait for a batch."""
-    count_seconds(monkeypatch)
-    trainer, _ = served(tmp_path, rollout_ahead=1, max_steps=2)
-    trainer.train()
-    assert logged(trainer, "time/wait_for_rollout") == [1.0, 1.0] and logged(trainer, "time/update") == [2.0, 2.0]
 
 
 def test_no_batch_is_older_than_the_bound_and_none_is_played_twice_or_too_many(tmp_path):
@@ -193,20 +184,6 @@ def test_an_exception_in_the_background_is_the_users(tmp_path):
     assert trainer.rl_step == 1 and not trainer.ahead.is_playing, "the batch before it was trained on"
 
 
-def test_a_rollout_that_hangs_would_not_keep_the_program_alive(tmp_path):
-    trainer, _ = served(tmp_path, rollout_ahead=1)
-    play, threads = trainer.play, []
-
-    def spy(tasks, **kwargs):
-        if trainer.player.engine._is_ahead:
-            threads.append(threading.current_thread())
-        return play(tasks, **kwargs)
-
-    trainer.play = spy
-    trainer.train()
-    assert threads and all(thread.daemon for thread in threads)
-
-
 def test_a_server_that_dies_ends_the_run_with_its_address(tmp_path):
     """Before weights are sent to it."""
     trainer = gated(tmp_path, lambda server: setattr(server, "dead", True))
@@ -238,30 +215,6 @@ def test_a_run_that_is_interrupted_ends_its_rollout_and_the_trainer_still_works(
 
 
 # ---------------------------------------------------------------------------------------------------------- settings
-
-
-def test_a_trainer_without_a_server_refuses_to_run_ahead(tmp_path):
-    with pytest.raises(InputError, match="rollout_ahead: expected 0 .* vllm_mode server"):
-        make_trainer(tmp_path, rollout_ahead=1)
-    assert make_trainer(tmp_path).ahead is None
-
-
-def test_a_request_has_the_same_seed_whatever_was_asked_before():
-    def drawn(parts, numbers):
-        seeds, found = RequestSeeds(), {}
-        for part in parts:
-            seeds.begin(part)
-            for number in numbers:
-                found.setdefault((part, number), []).append(seeds.draw(number))
-        return found
-
-    one, other = drawn(["3", "4"], [0, 1, 0, 1]), drawn(["4"], [1, 1, 0, 0])
-    assert all(one[key] == other[key] for key in other)
-    everything = [seed for found in one.values() for seed in found]
-    assert len(set(everything)) == 8 and all(0 <= seed < 2**62 for seed in everything)
-    again = drawn(["4", "4"], [0])["4", 0]
-    assert again[0] == one["4", 0][0] != again[1], "a second rollout of an RL step replaces groups"
-    assert drawn(["4", "5", "4"], [0])["4", 0] == again, "although the next batch was played between them"
 
 
 def test_an_rl_step_repeats_no_rollout_although_an_evaluation_comes_between_them(tmp_path):

@@ -63,39 +63,6 @@ def test_entropy_and_divergence_are_those_of_plain_forwards(tmp_path):
     assert logged(trainer, "kl") == [pytest.approx(fmean(math.exp(gap) - gap - 1 for gap in gaps), rel=1e-4)]
 
 
-def test_loss_and_length_of_the_gradient_are_those_of_the_step(tmp_path):
-    cut = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
-    trainer = with_episodes(make_trainer(tmp_path, epo_lambda=0.5, **cut))
-    loss, gradients = catch_step(trainer)
-    length = sum(float(gradient.square().sum()) for gradient in gradients.values()) ** 0.5
-    assert logged(trainer, "loss") == [pytest.approx(loss.item(), rel=1e-5)]
-    assert logged(trainer, "grad_norm") == [pytest.approx(length, rel=1e-5)]
-
-
-def test_shares_of_clipped_tokens_by_hand(tmp_path):
-    """Advantages are 1, -1, 1, ...; the ratio is e^0.5 in the first group and e^-0.5 in the second.
-
-    Too high are the 8 + 12 tokens of rows 0 and 2, too low the 6 of row 7; row 5 is aborted.
-    """
-    trainer = with_episodes(make_trainer(tmp_path, temperature=TEMPERATURE, epo_lambda=0.0))
-    give_credit(trainer, lambda batch: (-1.0) ** torch.arange(ROWS)[:, None] * batch.mask)
-    with torch.no_grad():
-        tokens = plain_tokens(make_model(), "windowed")
-    collect = trainer._generate_and_score_completions
-
-    def stale(inputs):
-        output = collect(inputs)
-        old = torch.zeros(output["completion_mask"].shape)
-        mask = (output["completion_mask"] * output["tool_mask"]).bool()
-        old[mask] = torch.tensor([float(one.logp) - (0.5 if one.row < GROUP else -0.5) for one in tokens])
-        return output | {"old_per_token_logps": old}
-
-    trainer._generate_and_score_completions = stale
-    catch_step(trainer)
-    wanted = {"high_mean": 20 / 39, "high_max": 1.0, "low_mean": 6 / 39, "low_min": 0.0, "region_mean": 26 / 39}
-    assert {name: logged(trainer, f"clip_ratio/{name}")[0] for name in wanted} == pytest.approx(wanted)
-
-
 def sampled_elsewhere(folder, **changes):
     """Returns a trainer whose sampler's log-probs are off: lower by 0.5 in the first group, higher by 1 in rows 4 and
     6, lower by 2 in row 7. Row 5 is aborted.
@@ -115,19 +82,6 @@ def sampled_elsewhere(folder, **changes):
     trainer = with_episodes(make_trainer(folder, temperature=TEMPERATURE, epo_lambda=0.0, **changes), episodes)
     trainer.use_vllm, trainer._last_loaded_step = True, 0  # as if vLLM had these weights
     return trainer
-
-
-def test_distance_from_the_log_probs_of_sampling_by_hand(tmp_path):
-    """The ratio of row 7, e^2, is cut to 3, the default of `vllm_importance_sampling_clip_max`."""
-    trainer = sampled_elsewhere(tmp_path)
-    catch_step(trainer)
-    ratios = 26 * [math.exp(0.5)] + 7 * [math.exp(-1)] + 6 * [3.0]
-    wanted = {
-        "sampling_logp_difference/mean": (26 * 0.5 + 7 * 1 + 6 * 2) / 39, "sampling_logp_difference/max": 2.0,
-        "importance_sampling_ratio/min": math.exp(-1), "importance_sampling_ratio/max": 3.0,
-        "importance_sampling_ratio/mean": fmean(ratios),
-    }  # fmt: skip
-    assert {name: logged(trainer, f"sampling/{name}")[0] for name in wanted} == pytest.approx(wanted, rel=1e-4)
 
 
 def test_a_term_made_of_the_policy_mean_has_the_correction_of_trls_policy_loss(tmp_path):
@@ -168,40 +122,6 @@ def test_the_balance_of_experts_is_that_of_each_turn_alone(tmp_path):
     trainer = with_episodes(make_trainer(tmp_path, model=model, epo_lambda=0.0))
     catch_step(trainer)
     assert logged(trainer, "aux_loss") == [pytest.approx(wanted, rel=1e-5)]
-
-
-def test_time_of_a_step_by_a_clock_that_only_playing_and_the_loss_move(tmp_path, monkeypatch):
-    """A batch takes 5 s to play and serves two updates of two micro-batches of 2 s each."""
-    clock = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    trainer = make_trainer(
-        tmp_path, max_steps=4, epo_lambda=0.0, per_device_train_batch_size=2, gradient_accumulation_steps=2,
-        steps_per_generation=4,
-    )  # fmt: skip
-    trainer.play = lambda tasks, **kwargs: move(clock, 5) or make_episodes()
-    compute_loss = trainer.compute_loss
-    trainer.compute_loss = lambda *args, **kwargs: move(clock, 2) or compute_loss(*args, **kwargs)
-    trainer.train()
-    assert logged(trainer, "step_time") == [9.0, 4.0, 9.0, 4.0]
-
-
-def test_epochs_and_totals_of_a_run_by_hand(tmp_path, monkeypatch):
-    """Three updates of 2 s and 8 episodes, of 2 of the 200 tasks each; their losses are -1/3 times 1, 2 and 4."""
-    clock = [1e9]
-    monkeypatch.setattr("time.time", lambda: clock[0])
-    trainer = with_episodes(make_trainer(tmp_path, max_steps=3, epo_lambda=0.0))
-    rows, scale = torch.arange(ROWS), iter([1.0, 2.0, 4.0])
-    give_credit(trainer, lambda batch: next(scale) * ((-1.0) ** rows * (rows + 1))[:, None] * batch.mask)
-    compute_loss = trainer.compute_loss
-    trainer.compute_loss = lambda *args, **kwargs: move(clock, 2) or compute_loss(*args, **kwargs)
-    trainer.train()
-    assert logged(trainer, "loss") == pytest.approx([-1 / 3, -2 / 3, -4 / 3], rel=1e-5)
-    assert logged(trainer, "epoch") == [0.01, 0.02, 0.03, 0.03]
-    wanted = {
-        "train_runtime": 6.0, "train_samples_per_second": 4.0, "train_steps_per_second": 0.5, "total_flos": 0.0,
-        "train_loss": -7 / 9,
-    }  # fmt: skip
-    assert {name: trainer.state.log_history[-1][name] for name in wanted} == pytest.approx(wanted, rel=1e-5)
 
 
 def move(clock, seconds):

@@ -9,7 +9,7 @@ import forked
 import pytest
 from trainer_kit import make_trainer
 
-from epo_trl.models.vllm_start import own_port, starting_vllm
+from epo_trl.models.vllm_start import own_port
 
 
 @pytest.mark.parametrize(("mode", "says"), [("colocate", True), ("server", False)])
@@ -27,12 +27,6 @@ def test_the_start_of_a_vllm_in_the_process_has_a_port_and_is_announced(tmp_path
     [(text, port)] = before
     assert ("starting vLLM in the process" in text) is ("vLLM is ready after" in capsys.readouterr().err) is says
     assert port.isdecimal() is says
-
-
-def test_ranks_after_the_first_are_quiet(capsys):
-    with starting_vllm(quiet=True):
-        pass
-    assert capsys.readouterr().err == ""
 
 
 def test_two_runs_that_start_together_have_ports_of_their_own(tmp_path, monkeypatch):

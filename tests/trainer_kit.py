@@ -225,11 +225,6 @@ def settle_by_task(episodes: Sequence[Episode]) -> list[Episode]:
     return made
 
 
-def response_tokens(episode: Episode) -> list[tuple[int, int]]:
-    """Returns `(turn, token within the turn)` of every sampled token."""
-    return [(t, i) for t, turn in enumerate(episode.turns) for i in range(len(turn.response_ids))]
-
-
 def give_credit(trainer: Any, advantages: Callable[[Batch], Tensor]) -> None:
     """Lets the trainer's credit be what a function of the batch returns, (B, T)."""
     trainer.methods[trainer.args.credit].credit = lambda batch: Credit(advantages(batch))
