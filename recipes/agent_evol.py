@@ -255,4 +255,4 @@ def main(line: CommandLine) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_recipe(main, "agent_evol.py", sys.argv[1:], "sft"))
+    sys.exit(run_recipe("sft", "agent_evol.py", sys.argv[1:], main))

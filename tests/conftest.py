@@ -89,7 +89,7 @@ def error_of(capsys):
     """Returns a function that runs the `main` of a recipe, which has to fail, and returns the last line of stderr."""
 
     def run(main):
-        assert run_recipe(main, "train.py", ["--environment", "trap"], "train") == 1
+        assert run_recipe("train", "train.py", ["--environment", "trap"], main) == 1
         return capsys.readouterr().err.strip().splitlines()[-1]
 
     return run

@@ -17,7 +17,7 @@ from trainer_kit import make_trainer
 from epo_trl.cli.program import EXIT_CODE, INTERRUPTED, STOPPING, run_recipe
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = ("train.py", ["--environment", "trap"], "train")
+PROGRAM = ("train", "train.py", ["--environment", "trap"])
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def press(line):
 
 def test_before_training_ctrl_c_is_one_line_and_130(python_s_own_handler, capfd):
     with pytest.raises(SystemExit) as end:
-        run_recipe(press, *PROGRAM)
+        run_recipe(*PROGRAM, press)
     assert end.value.code == EXIT_CODE == 130
     assert capfd.readouterr().err == f"\ntrain.py: {INTERRUPTED}\n"
     assert signal.getsignal(signal.SIGINT) is python_s_own_handler
@@ -44,7 +44,7 @@ def test_before_training_ctrl_c_is_one_line_and_130(python_s_own_handler, capfd)
 def test_an_end_that_ctrl_c_did_not_bring_keeps_its_code(python_s_own_handler):
     for code in (143, 1):
         with pytest.raises(SystemExit) as end:
-            run_recipe(lambda line, code=code: sys.exit(code), *PROGRAM)
+            run_recipe(*PROGRAM, lambda line, code=code: sys.exit(code))
         assert end.value.code == code
 
 
@@ -59,7 +59,7 @@ def test_while_training_ctrl_c_saves_a_checkpoint(
     main, _ = recipe(monkeypatch, tmp_path, SendSignals("on_step_begin", 0, signal.SIGINT), max_steps=max_steps)
     ends = []
     try:
-        run_recipe(main, *PROGRAM)
+        run_recipe(*PROGRAM, main)
     except SystemExit as end:
         ends.append(end.code)
     assert ends == code and left(tmp_path) == saved

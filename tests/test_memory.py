@@ -192,7 +192,7 @@ def test_a_folder_that_is_named_like_a_preset_has_its_own_sizes_and_an_adapter_t
     [
         (["alfworld/tiny_cpu", "--max_turn", "30"], "--max_turn: .*max_turns"),
         (["no/such"], "--config: expected a YAML file"),
-        (["trap/sft_tiny_cpu"], "episodes: expected an option of epo-trl memory, got one of epo-trl sft"),
+        (["trap/sft_tiny_cpu"], "episodes: no option of epo-trl memory, in trap/sft_tiny_cpu"),
     ],
 )
 def test_a_wrong_word_is_one_line(words, message, command):

@@ -27,7 +27,7 @@ def typed(capsys):
     """Returns a function that runs a `main` as a recipe and returns `(exit code, stdout, stderr)`."""
 
     def run(main, *arguments):
-        return run_recipe(main, "mine.py", arguments, "train"), *capsys.readouterr()
+        return run_recipe("train", "mine.py", arguments, main), *capsys.readouterr()
 
     return run
 

@@ -49,7 +49,9 @@ def test_a_folder_that_is_there_other_models_and_asked_for_random_weights_are_le
     config = TRAINED["trap/tiny_cpu"]
     check_start("Qwen/Qwen2.5-0.5B-Instruct", StartArguments(), config)
     check_start("tiny", StartArguments(from_scratch=True), config)
-    with pytest.raises(InputError, match=f"{REFUSED}'tiny'.*make it with epo-trl sft, .* FOLDER; .*from_scratch"):
+    with pytest.raises(
+        InputError, match=f"{REFUSED}'tiny'.*make it with: epo-trl sft --config FILE, .* FOLDER; .*from_scratch"
+    ):
         check_start("tiny", StartArguments(), None)
     with pytest.raises(InputError, match=REFUSED):
         check_start("runs/trap/sft", StartArguments(), config)

@@ -34,7 +34,7 @@ WRONG = [
     ("evaluate --config alfworld/eval_tiny_cpu", "model_name_or_path: expected a Hub id.*got nothing"),
     ("evaluate --environment trap --model_name_or_path ./sft", "model_name_or_path: got './sft'"),
     ("play trap --player stopped", "player: got 'stopped', .* checkpoint is stopped/checkpoint-20$"),
-    ("play trap --player no_such_model", "player: got 'no_such_model', whose tokenizer cannot be read"),
+    ("play trap --player no_such_model", "model_name_or_path: got 'no_such_model', whose tokenizer cannot be read"),
     ("play alfworld", "alfworld_data: expected a folder of games.*--games generated"),
 ]
 

@@ -53,28 +53,26 @@ def run_command(name: str, argv: Sequence[str]) -> int:
     launch = {option: value for option, value in vars(asked).items() if value is not None}
     if launch:
         return _launch(launch, name, rest)
-    return run_recipe(_main_of(name), f"epo-trl {name}", rest, name)
+    return run_recipe(name, f"epo-trl {name}", rest)
 
 
 def run_recipe_file(command: str, **fixed: str) -> NoReturn:
     """Runs a file of `recipes/`, which is a command, with the command line of this process."""
-    sys.exit(run_recipe(_main_of(command), Path(sys.argv[0]).name, sys.argv[1:], command, fixed))
+    sys.exit(run_recipe(command, Path(sys.argv[0]).name, sys.argv[1:], fixed=fixed))
 
 
-def _main_of(command: str) -> Main:
-    return lambda line: import_module(MODULES[command][0]).main(line)  # loads torch, after the first checks
-
-
-def run_recipe(main: Main, program: str, argv: Sequence[str], command: str, fixed: Mapping[str, str] = NOTHING) -> int:
+def run_recipe(
+    command: str, program: str, argv: Sequence[str], main: Main | None = None, fixed: Mapping[str, str] = NOTHING
+) -> int:
     """Runs the `main` of a recipe and returns its exit code. Without arguments it only lists configs, or its options.
 
     `--check FILE ...` only checks these configs, and `--check` after other options only checks these.
 
     Args:
-        main: Function that parses the options and runs the recipe.
+        command: Command whose configs the recipe reads.
         program: Name in messages.
         argv: Command line without the program.
-        command: Command whose configs the recipe reads.
+        main: Function that parses the options and runs the recipe; by default that of the command.
         fixed: See `read_command_line`.
     """
     if not argv and list_configs(command):
@@ -86,9 +84,10 @@ def run_recipe(main: Main, program: str, argv: Sequence[str], command: str, fixe
     given, options = first.parse_known_args(argv or ["--help"])
 
     def run(*config: str) -> None:
+        check = given.check is not None
+        line = read_command_line([*config, *options], check_only=check, program=program, fixed=fixed)
         with suppress(ConfigIsValid):
-            check = given.check is not None
-            main(read_command_line([*config, *options], check_only=check, program=program, fixed=fixed))
+            (main or import_module(MODULES[command][0]).main)(line)  # loads torch
 
     if given.check:
         return max([run_program(file, partial(run, "--config", file), argv) for file in given.check])
