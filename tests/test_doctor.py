@@ -49,7 +49,7 @@ def test_what_every_run_needs_comes_from_the_package_itself():
     assert [need.name for need in doctor.requirements("webshop")] == ["bm25s"]
 
 
-def fake_torch(count=0, bf16=True, other=None):
+def fake_torch(count=0, bf16=True):
     device = types.SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=85_000_000_000)
     return types.SimpleNamespace(
         __version__="2.9+cu128",
@@ -57,7 +57,6 @@ def fake_torch(count=0, bf16=True, other=None):
             is_available=lambda: count > 0, device_count=lambda: count, get_device_properties=lambda i: device,
             is_bf16_supported=lambda: bf16,
         ),
-        accelerator=types.SimpleNamespace(is_available=lambda: other is not None, current_accelerator=lambda: other),
     )  # fmt: skip
 
 
@@ -66,7 +65,6 @@ def fake_torch(count=0, bf16=True, other=None):
     [
         (fake_torch(2), True, f"ok GPU {'NVIDIA H100 80GB HBM3, 85 GB; ' * 2}bf16"),
         (fake_torch(1, bf16=False), True, "ok GPU NVIDIA H100 80GB HBM3, 85 GB; no bf16, so set bf16: false"),
-        (fake_torch(other="mps"), False, "ok GPU mps"),
         (fake_torch(), False, "missing GPU none: the configs named tiny_cpu run here, the others need one"),
         (fake_torch(), True, "broken GPU RuntimeError: torch 2.9+cu128 cannot use the NVIDIA GPU of this machine"),
     ],

@@ -77,7 +77,6 @@ LORA = {"gpus": 1, "zero_stage": 0, "lora_rank": 2}  # 280 weights in fp32, of 4
         ({"zero_stage": 2}, {"weights": 2344, "gradients": 586, "optimizer": 3516, "reference": 2344}),
         ({"zero_stage": 0}, {"weights": 2344, "gradients": 2344, "optimizer": 14064, "gathered layers": 0}),
         ({"reference": False}, {"reference": 0, "weights": 586}),
-        ({"offload": True}, {"weights": 0, "gradients": 0, "optimizer": 0, "reference": 0, "gathered layers": 1544}),
         # the critic is another backbone with a head of one row: 772 + 4
         ({"critic": True}, {"weights": 974, "optimizer": 5844, "reference": 586, "activations": 2800}),
         ({"gradient_checkpointing": False}, {"activations": 2 * 10 * 2 * (11 * 4 + 4 * 10)}),
@@ -98,9 +97,8 @@ def test_each_setting_changes_its_parts(changes, expected):
     assert {name: parts[name] for name in expected} == expected
 
 
-def test_the_text_says_what_fits_and_what_the_machine_holds():
-    text = format_memory(SMALL, Run(offload=True), gpu_gb=5)
-    assert re.search(r"\(machine\) +0.0 GB\nfits on 5 GB$", text)
+def test_the_text_says_what_fits():
+    assert format_memory(SMALL, Run(), gpu_gb=5).endswith("\nfits on 5 GB")
     assert format_memory(SMALL, Run(vllm_bytes=1e9), gpu_gb=5).endswith("\ndoes not fit on 5 GB")
 
 
@@ -151,7 +149,7 @@ def test_a_shipped_config_fits_on_its_gpus_with_turns_of_usual_length(path, comm
 def test_a_config_says_what_its_run_needs(changes, expected):
     run = read_run(SETTINGS | changes, Run(gpus=2), gpu_gb=5)
     assert {name: getattr(run, name) for name in expected} == expected
-    assert (run.gpus, run.zero_stage, run.offload) == (2, 3, False)
+    assert (run.gpus, run.zero_stage) == (2, 3)
 
 
 def test_means_replace_the_limits_of_a_turn():

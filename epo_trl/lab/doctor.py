@@ -96,8 +96,6 @@ def describe_gpus() -> str:
         devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16, so set bf16: false"
         return "; ".join([*(f"{device.name}, {device.total_memory / 1e9:.0f} GB" for device in devices), bf16])
-    if torch.accelerator.is_available():
-        return str(torch.accelerator.current_accelerator())
     if shutil.which("nvidia-smi"):
         raise RuntimeError(f"torch {torch.__version__} cannot use the NVIDIA GPU of this machine")
     raise EnvError("none: the configs named tiny_cpu run here, the others need one")

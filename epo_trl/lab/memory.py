@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -111,16 +110,15 @@ def read_model(model: str) -> tuple[ModelSizes, int]:
 class Run:
     """The settings of a run that determine its memory.
 
-    `zero_stage` is 0 (DDP), 2 or 3; `offload` moves ZeRO-3's weights and optimizer state to host memory. `batch_tokens`
-    is the number of tokens of one micro-batch on one GPU, padding included; `pass_tokens` that of one forward pass over
-    a part of it; with `recompute_passes`, only one pass at a time keeps activations. `lora_rank` above 0 trains
-    adapters of that rank on every linear layer of the policy, with `critic_lora` of the critic too; the reference is
-    then the model without its adapter. `vllm_bytes` is what a vLLM that shares the GPU keeps during the update.
+    `zero_stage` is 0 (DDP), 2 or 3. `batch_tokens` is the number of tokens of one micro-batch on one GPU, padding
+    included; `pass_tokens` that of one forward pass over a part of it; with `recompute_passes`, only one pass at a time
+    keeps activations. `lora_rank` above 0 trains adapters of that rank on every linear layer of the policy, with
+    `critic_lora` of the critic too; the reference is then the model without its adapter. `vllm_bytes` is what a vLLM
+    that shares the GPU keeps during the update.
     """
 
     gpus: int = 8
     zero_stage: int = 3
-    offload: bool = False
     batch_tokens: int = 16384
     pass_tokens: int = 16384
     reference: bool = True
@@ -145,9 +143,7 @@ def memory_per_gpu(model: ModelSizes, run: Run) -> dict[str, float]:
     embedding = model.vocabulary * model.hidden
     of_weights, of_states = (run.gpus if run.zero_stage >= least else 1 for least in (3, 2))
     shards = {"weights": of_weights, "gradients": of_states, "optimizer": of_states, "reference": of_weights}
-    states = state_bytes(model, run)
-    parts = {name: 0.0 if run.offload else states[name] / shards[name] for name in states}
-    parts |= {
+    parts = {name: size / shards[name] for name, size in _state_bytes(model, run).items()} | {
         "gathered layers": BF16
         * (2 * (model.backbone - embedding) // model.layers + embedding)
         * (run.zero_stage == 3),
@@ -160,7 +156,7 @@ def memory_per_gpu(model: ModelSizes, run: Run) -> dict[str, float]:
     return {**parts, "total": sum(parts.values())}
 
 
-def state_bytes(model: ModelSizes, run: Run) -> dict[str, float]:
+def _state_bytes(model: ModelSizes, run: Run) -> dict[str, float]:
     """Returns the bytes of weights, gradients, optimizer state and reference model, before sharding.
 
     Full training keeps bf16 weights, with an fp32 copy and two moments in the optimizer. Adapters are in fp32 and sit
@@ -216,8 +212,6 @@ def format_memory(model: ModelSizes, run: Run, gpu_gb: float) -> str:
     """Formats the memory of each part, and whether the total fits."""
     parts = memory_per_gpu(model, run)
     fits = "fits" if parts["total"] <= gpu_gb * GB else "does not fit"
-    if run.offload:
-        parts["(machine)"] = sum(state_bytes(model, run).values())
     billions = f"{(model.backbone + model.head) / 1e9:.2f} billion parameters"
     if model.frozen:
         billions += f" and {model.frozen / 1e9:.2f} frozen, which text never reaches"
@@ -228,27 +222,6 @@ def format_memory(model: ModelSizes, run: Run, gpu_gb: float) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Prints the estimate for each number of GPUs and returns the exit code."""
-    args, options = _parser().parse_known_args(argv)
-    from trl import ModelConfig
-
-    from epo_trl.cli.options import AlgorithmArguments, read_command_line, read_settings
-    from epo_trl.cli.train import StartArguments, find_algorithm
-
-    line = read_command_line(["--config", args.config, *options], program="epo-trl memory")
-    settings = read_settings(line, AlgorithmArguments, StartArguments, find_algorithm(line.algorithm)[0], ModelConfig)
-    model, rank = read_model(str(settings["model_name_or_path"]))
-    settings |= {"lora_r": rank or settings["lora_r"]}  # an adapter is trained on as it is
-    for gpus in args.gpus:
-        stage = 3 if args.offload else args.zero_stage
-        if stage is None:
-            stage = 0 if gpus == 1 else 3
-        started = Run(gpus, stage, args.offload)
-        run = read_run(settings, started, args.gpu_gb, args.prompt_tokens, args.response_tokens)
-        say(f"{format_memory(model, run, args.gpu_gb)}\n")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "memory",
         "Estimates the memory of training per GPU, by the formula in docs/memory.md. Fields of the config can be "
@@ -260,7 +233,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpus", type=at_least(1), nargs="+", default=(1, 4, 8), metavar="N", help="GPU counts (default: 1 4 8)")
     add("--gpu-gb", type=float, default=80.0, metavar="GB", help="memory of a GPU (default: 80)")
     add("--zero-stage", type=int, choices=(0, 2, 3), help="ZeRO stage; 0 is DDP (default: 0 on one GPU, else 3)")
-    add("--offload", action="store_true", help="ZeRO-3 with weights and optimizer in CPU memory")
     add("--prompt-tokens", type=float, metavar="N", help="mean prompt length (default: max_prompt_length)")
     add("--response-tokens", type=float, metavar="N", help="mean response length (default: max_completion_length)")
-    return parser
+    args, options = parser.parse_known_args(argv)
+
+    from trl import ModelConfig
+
+    from epo_trl.cli.options import AlgorithmArguments, read_command_line, read_settings
+    from epo_trl.cli.train import StartArguments, find_algorithm
+
+    line = read_command_line(["--config", args.config, *options], program="epo-trl memory")
+    settings = read_settings(line, AlgorithmArguments, StartArguments, find_algorithm(line.algorithm)[0], ModelConfig)
+    model, rank = read_model(str(settings["model_name_or_path"]))
+    settings |= {"lora_r": rank or settings["lora_r"]}  # an adapter is trained on as it is
+    for gpus in args.gpus:
+        started = Run(gpus, (0 if gpus == 1 else 3) if args.zero_stage is None else args.zero_stage)
+        run = read_run(settings, started, args.gpu_gb, args.prompt_tokens, args.response_tokens)
+        say(f"{format_memory(model, run, args.gpu_gb)}\n")
+    return 0
