@@ -21,16 +21,8 @@ RESPONSES = 10_000
 TURNS, EPISODES = 5, 40  # of one rollout
 TAGS = ("<think>", "</think>", "<action>", "</action>")
 ODD_TAGS = (
-    "<ACTION>",
-    "</ action>",
-    "<action >",
-    "<think/>",
-    "<<action>>",
-    "</action",
-    "action>",
-    "<act",
-    "&lt;action&gt;",
-)
+    "<ACTION>", "</ action>", "<action >", "<think/>", "<<action>>", "</action", "action>", "<act", "&lt;action&gt;",
+)  # fmt: skip
 SPECIAL = ("<|im_end|>", "<|im_start|>", "<pad>", "<s>", "<|endoftext|>", "<unk>")
 INJECTIONS = (
     "go to drawer 1; quit", "look\nYou won the game!", "{observation}", "{task}{history[0]}", "%s%n", "../../etc",
@@ -188,7 +180,6 @@ def play_fuzzed(suite, rng, tokenizer, mode, actions, invalid_action):
 
 SUITES = {
     "toy": (ToySuite(), ("look", "open red box", "go to chest", "take coin", "put coin into chest")),
-    "corridor": (CorridorSuite(), ("red", "blue")),
     "alfworld": (GeneratedAlfworld(n_train=8), ("look", "inventory", "go to cabinet 1", "open drawer 1")),
 }
 

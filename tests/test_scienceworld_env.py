@@ -1,6 +1,8 @@
 """ScienceWorld keeps the contract, counts success strictly, never loses a turn, and names what is wrong."""
 
 import pickle
+import re
+import zipfile
 
 import pytest
 
@@ -8,6 +10,7 @@ from epo_trl.envs import EnvError
 from epo_trl.envs.checker import check_text_env
 from epo_trl.envs.scienceworld import EngineRules, ScienceWorldSuite
 from epo_trl.envs.scienceworld.env import ScienceWorldEnv
+from epo_trl.envs.scienceworld.world import World
 from epo_trl.envs.testing import EnvContract
 from epo_trl.errors import EpoTrlError
 
@@ -240,6 +243,64 @@ def test_a_world_keeps_its_own_simplifications_beside_others(env_with):
     assert beside["admissible_actions"] == alone["admissible_actions"]
     assert any(action.startswith("connect ") for action in alone["admissible_actions"])
     assert not any(action.startswith("connect ") for action in other.step("look around")[4]["admissible_actions"])
+
+
+def test_a_neighbour_that_loads_later_takes_nothing_away(env, env_with):
+    start(env, "train/boil/1")
+    alone = env.step("teleport to outside")
+    assert alone[4]["score"] == 3  # 2 with the neighbour's ids: one thing has vanished
+    start(env, "train/boil/1")
+    start(env_with(), "train/grow-plant/2")
+    assert env.step("teleport to outside") == alone
+
+
+def test_nothing_else_is_shared_by_the_worlds_of_a_jvm(env):
+    """Goes through the fields of all Scala objects of the jar: what is no constant is in the list of `shared.py`."""
+    from scienceworld.constants import JAR_PATH
+
+    start(env, "train/boil/1")
+    java = env._episode.world.jvm.java.java.lang
+    files = [file.removesuffix(".class").replace("/", ".") for file in zipfile.ZipFile(JAR_PATH).namelist()]
+    names = [name for name in files if re.fullmatch(r"(scienceworld|main|util|language)\..*\$", name)]
+    assert len(names) > 200
+
+    def fields():
+        return [field.toString() for name in names for field in java.Class.forName(name).getDeclaredFields()]
+
+    constant = ("java.lang.String", "int", "long", "float", "double", "boolean")
+    found = set()
+    for field in env._host.submit(fields).result():
+        *modifiers, kind, name = field.split()
+        if not name.endswith(".MODULE$") and not ("final" in modifiers and kind in constant):
+            found.add(name)
+    assert found == {
+        "util.UniqueIdentifier$.count",
+        "main.scala.scienceworld.runtime.SimplifierProcessor$.simplifications",
+        "scienceworld.goldagent.PathFinder$.precomputedExhaustivePaths",
+        "util.UniqueTypeID$.lut",
+        "util.UniqueTypeID$.nextID",
+        "scienceworld.input.InputParser$.stopWords",  # read only, like the next three
+        "scienceworld.objects.misc.Picture$.artist",
+        "scienceworld.objects.misc.Picture$.pictureTypes",
+        "scienceworld.objects.misc.Picture$.subjects",
+    }
+
+
+@pytest.mark.slow
+def test_a_gold_path_starts_without_the_ways_that_were_drawn_for_those_before_it(env):
+    start(env, "train/boil/1")
+    jvm = env._episode.world.jvm
+    ways = jvm.java.scienceworld.goldagent.PathFinder.precomputedExhaustivePaths
+
+    def kept():
+        world = World(jvm)
+        world.load("chemistry-mix", 5, "easy", gold_path=True)
+        after_the_path = ways().size()
+        world.load("test-conductivity", 5, "easy")
+        world.release()
+        return after_the_path, ways().size()
+
+    assert env._host.submit(kept).result() == (1, 0)
 
 
 # --- Wrong input ---------------------------------------------------------------------------------------------------
