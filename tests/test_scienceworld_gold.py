@@ -12,7 +12,7 @@ from epo_trl.envs.scienceworld.gold import GoldPath, cache_folder
 from epo_trl.envs.scienceworld.tasks import find_task
 from epo_trl.models import build_tokenizer
 from epo_trl.rollout import PromptTemplate
-from epo_trl.rollout.demonstrations import expert_episodes, play_expert
+from epo_trl.rollout.demonstrations import expert_episodes
 
 SHORT = ["find-non-living-thing", "lifespan-longest-lived"]  # task types with paths of 3 to 13 actions
 
@@ -105,19 +105,6 @@ def test_walks_are_left_out_one_by_one_at_the_given_rate():
     assert 430 <= teleports.count(0) <= 550 and 370 <= teleports.count(1) <= 470 and 60 <= teleports.count(2) <= 120
 
 
-@pytest.mark.games
-def test_an_expert_that_teleports_wins_in_fewer_turns(folder):
-    suite = ScienceWorldSuite(
-        task_types=["find-animal"], heldout_types=[], tests_per_type=1, gold_folder=folder, teleport_rate=1.0
-    )
-    [task_id] = suite.demonstration_tasks("ood", max_turns=20)
-    path = suite._gold.path(*find_task(task_id))
-    env = suite.make_env()
-    turns, won, _ = play_expert(suite, env, env.reset(seed=0, options={"task_id": task_id}), 0, path.turns)
-    env.close()
-    assert won and len(turns) < path.turns
-
-
 def test_a_path_that_cannot_be_found_is_left_out_and_not_kept(tmp_path, monkeypatch, caplog):
     class Broken:
         is_alive = True
@@ -168,18 +155,9 @@ def test_the_expert_repeats_what_was_not_understood_and_answers_only_when_asked(
 @pytest.mark.parametrize(
     ("action", "thought"),
     [
-        ("go to kitchen", "I have to be in the kitchen."),
         ("open door to art studio", "The door to the art studio has to be open."),
         ("open cupboard", "What I need may be in the cupboard."),
-        (
-            "move cup containing red paint in kitchen to red box",
-            "The cup containing red paint in kitchen belongs in the",
-        ),
-        (
-            "connect battery anode to red wire terminal 1",
-            "The battery anode has to be joined to the red wire terminal 1.",
-        ),
-        ("wait1", "This takes time."),
+        ("move cup of red paint in kitchen to red box", "The cup of red paint in kitchen belongs in the red box."),
         ("3", "I mean that one."),
         ("eat soap", "The next thing to do is: eat soap."),
     ],

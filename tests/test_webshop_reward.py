@@ -8,7 +8,6 @@ import pytest
 from epo_trl.envs import EnvError
 from epo_trl.envs.webshop.products import NO_BOUND, Goal, Product, draw_price_bound, price_clause
 from epo_trl.envs.webshop.reward import (
-    count_options,
     has_attribute,
     kind_factor,
     score_purchase,
@@ -110,20 +109,6 @@ def test_a_goal_without_nouns_is_matched_by_search_words_or_categories():
 )
 def test_an_attribute_is_found_in_the_list_and_in_the_texts(wanted, has):
     assert has_attribute(MUG, wanted) is has
-
-
-@pytest.mark.parametrize(
-    ("wanted", "chosen", "count"),
-    [
-        (("red", "large"), ("large", "red"), 2),
-        (("red",), ("red", "red"), 1),
-        (("red", "large"), ("red",), 1),
-        (("navy blue",), ("light blue",), 0),
-        ((), ("red",), 0),
-    ],
-)
-def test_options_are_counted_by_what_is_wanted(wanted, chosen, count):
-    assert count_options(wanted, chosen) == count
 
 
 @pytest.mark.parametrize(
