@@ -8,7 +8,6 @@ import re
 import time
 
 import pytest
-from corridor import CorridorSuite
 from rollout_parts import byte_tokenizer, context_of
 
 from epo_trl.envs.alfworld import GeneratedAlfworld

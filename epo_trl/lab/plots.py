@@ -165,14 +165,10 @@ def plot_runs(
     window: int = 10,
     panels: Sequence[Panel] = PANELS,
 ) -> Path:
-    """Plots the runs' curves and returns the image file.
+    """Plots the curves of run directories and returns the image file, by default `.png`.
 
-    Args:
-        runs: Run directories.
-        out: Image file. Its suffix decides the format; the default is `.png`.
-        labels: One label per run. Runs with the same label are averaged; the range from lowest to highest is shaded.
-        window: Number of points of the running mean, which is computed per run before averaging.
-        panels: Axes to draw; by default the paper's curves.
+    Runs with the same label are averaged; the range from lowest to highest is shaded. `window` is the number of points
+    of the running mean, which is computed per run before averaging.
     """
     labels = default_labels(runs) if labels is None else labels
     if len(labels) != len(runs):

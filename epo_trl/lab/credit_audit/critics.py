@@ -30,13 +30,7 @@ class SavedCritic:
     `has_two_heads` is whether it has a second head, whose values are those of a turn's tokens but the first.
 
     A turn limit ends an episode in an audit, so the state after the last turn has value 0, also where the run
-    bootstraps.
-
-    Args:
-        folder: Folder with the weights of policy and critic.
-        model: The policy. The critic is attached to it.
-        args: Configuration of the run.
-        context: Builder of the prompts.
+    bootstraps. The critic is attached to `model`, the policy; `folder` has the weights of both.
     """
 
     def __init__(self, folder: str, model: Any, args: EPOPPOConfig, context: ContextBuilder) -> None:
@@ -81,11 +75,9 @@ def _on_its_base(folder: str, model: Any, args: EPOPPOConfig) -> dict[str, Any]:
 
 
 class ReferenceFeatures:
-    """Hidden states of recorded turns under the reference policy, which ArCHer's critics read.
+    """Hidden states of recorded turns under the reference policy, the model that the run started from.
 
-    Args:
-        model: The reference policy: the model that the run started from.
-        context: Builder of the prompts.
+    ArCHer's critics read them.
     """
 
     def __init__(self, model: Any, context: ContextBuilder) -> None:
@@ -116,15 +108,7 @@ class SavedArCHer(ArCHer):
 
 
 def load_archer(path: Path, settings: dict[str, Any]) -> SavedArCHer:
-    """Returns ArCHer's credit with the critics of a checkpoint.
-
-    Args:
-        path: State of the methods of a run, in a checkpoint.
-        settings: Settings of the method in the run.
-
-    Raises:
-        InputError: If the file has no critics of ArCHer.
-    """
+    """Returns ArCHer's credit with the critics of a checkpoint, from the file of what its methods have learned."""
     learned = torch.load(path, map_location="cpu", weights_only=True)
     if "archer" not in learned:
         raise InputError(f"RUN: expected the critics of archer in {path}, got {sorted(learned)}")

@@ -29,14 +29,10 @@ def list_estimators(
 ) -> tuple[dict[str, Method], dict[str, str]]:
     """Returns the credits of the registry by name, with variants, and the reasons why others are left out.
 
-    A credit that compares turns by what the agent saw also appears with the last three observations and, with
-    `state_keys`, with the state of the environment.
-
-    Args:
-        state_keys: Whether the environment names its states.
-        gae: `gamma` and `gae_lambda` of the run's critic; `None` if the run has none.
-        two_heads: Further settings of the credit of a critic with two heads; `None` if the run's has one.
-        archer: ArCHer's credit with the critics of the run; `None` if it has none.
+    A credit that compares turns by what the agent saw also appears with the last three observations and, if the
+    environment names its states (`state_keys`), with these. `gae` has `gamma` and `gae_lambda` of the run's critic,
+    `two_heads` further settings of the credit of a critic with two heads, `archer` is ArCHer's credit with the critics
+    of the run; each is `None` without such a critic.
     """
     found: dict[str, Method] = {}
     left_out: dict[str, str] = {}
@@ -65,10 +61,9 @@ def _why_not(kind: type[Any], *, has_critic: bool, has_two_heads: bool) -> str:
     reasons = {
         "the run has no critic": Need.VALUES in kind.needs and not has_critic,
         "the run's critic has one head": kind.token_weight and not has_two_heads,
-        "the run's critic has other values inside a turn": Need.VALUES in kind.needs
-        and has_two_heads
-        and kind is not TurnGAE
-        and not kind.token_weight,
+        "the run's critic has other values inside a turn": (
+            Need.VALUES in kind.needs and has_two_heads and kind is not TurnGAE and not kind.token_weight
+        ),
         "the run has no critics of it": Need.FEATURES in kind.needs,
         "it learns from other rewards": kind.turn_rewards is not Method.turn_rewards,
         "it has settings without a default": any(
@@ -87,12 +82,8 @@ def build_batch(
 ) -> Batch:
     """Returns the batch that the credits read, with the response tokens of each episode in one row.
 
-    Args:
-        episodes: B episodes, those of a task adjacent.
-        group_size: Number of episodes per task.
-        scale: What GRPO's advantages are divided by: the deviation of the "group", of the "batch", or "none".
-        critic: Values of the run's critic.
-        features: Hidden states of the turns under the reference policy.
+    Episodes of a task are adjacent. `scale` is what divides GRPO's advantages: the deviation of the "group", of the
+    "batch", or "none".
     """
     rows = [[k for k, turn in enumerate(episode.turns) for _ in turn.response_ids] for episode in episodes]
     turn_ids = _padded(rows, -1).long()
@@ -126,13 +117,7 @@ def _relative(returns: Tensor, scale: str) -> Tensor:
 def turn_credits(
     estimators: Mapping[str, Method], batch: Batch, turns: Sequence[tuple[int, int]]
 ) -> dict[str, list[float]]:
-    """Returns the mean advantage that each credit gives to the tokens of some turns.
-
-    Args:
-        estimators: Credits by name.
-        batch: The batch.
-        turns: Row and turn of each.
-    """
+    """Returns the mean advantage that each credit gives to the tokens of some turns, `(row, turn)`."""
     credits = {}
     for name, method in estimators.items():
         means, _ = per_turn_means(method.credit(batch).advantages, batch)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Annotated, Any
 
 import torch
@@ -77,14 +78,7 @@ def main(line: CommandLine) -> None:
 
 
 class Audit:
-    """An audit that continues where an earlier one with the same settings stopped.
-
-    Args:
-        suite: The tasks.
-        args: Configuration of the run.
-        model_args: How the model is loaded.
-        audit: How much is played.
-    """
+    """An audit of the run that `args` configure; it continues where one with the same settings stopped."""
 
     estimators: dict[str, Any]  # the credits by name
 
@@ -94,10 +88,8 @@ class Audit:
         check_bounds(audit)
         self.suite, self.args, self.audit = suite, args, audit
         self.folder = Path(os.path.expanduser(audit.audit_folder or f"{audit.audited_run}/credit_audit"))
-        self.plan = AuditPlan(
-            audit.audit_group, audit.audit_episodes, audit.audit_continuations, audit.audit_parallel,
-            str(args.scale_rewards),
-        )  # fmt: skip
+        amounts = audit.audit_group, audit.audit_episodes, audit.audit_continuations, audit.audit_parallel
+        self.plan = AuditPlan(*amounts, scale=str(args.scale_rewards))
         methods = build_methods(args, critic=args.has_critic)
         if own := methods.overriding("turn_rewards"):
             raise InputError(
@@ -209,19 +201,14 @@ class Audit:
             return play_round(player, tasks, self.plan, self.estimators, draw, show)
 
     def report(self, rounds: list[dict[str, Any]]) -> None:
-        """Writes table and JSON of the complete rounds, and prints the table.
-
-        Raises:
-            InputError: If no turn was played.
-        """
+        """Writes table and JSON of the complete rounds, and prints the table."""
         if not rounds:
             raise InputError(f"audit_minutes: expected enough for one round, got {self.audit.audit_minutes:g}")
         tasks = [task for one in rounds for task in one["task"]]
         aborted = {task: error for one in rounds for task, error in one.get("aborted", {}).items()}
         if not tasks:
-            why = "; ".join(f"{task}: {error}" for task, error in list(aborted.items())[:1])
             raise InputError(
-                f"environment: expected one that plays its tasks, got an error in each ({why})"
+                f"environment: expected one that plays its tasks, got an error in each ({[*aborted.values()][0]})"
                 if aborted
                 else f"max_prompt_length: expected room for the first prompt, got {self.args.max_prompt_length}"
             )
@@ -230,10 +217,7 @@ class Audit:
         success = [won for one in rounds for won in one["success"]]
         comparison = compare(credits, halves, tasks, seed=self.args.seed)
         title = f"Credit audit of {self.audit.audited_run}"
-        facts = {
-            "success": sum(success) / len(success), "episodes": len(success), "left_out": self.left_out,
-            "aborted": aborted,
-        }  # fmt: skip
+        facts = {"success": fmean(success), "episodes": len(success), "left_out": self.left_out, "aborted": aborted}
         text = make_markdown(comparison, title)
         text += f"\nSuccess {facts['success']:.0%} of {len(success)} episodes.\n"
         text += "".join(f"\nNot audited: {name} ({reason}).\n" for name, reason in self.left_out.items())

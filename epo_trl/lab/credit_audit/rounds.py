@@ -72,15 +72,8 @@ def play_round(
 
     `task` is the task, `turn` the place of the turn in its episode, `halves` two independent estimates of its true
     advantage, `credits` the advantage by each estimator. `success` has one entry per episode. Tasks in which an
-    environment raised an error are left out: `aborted` has the first error of each.
-
-    Args:
-        player: What plays.
-        tasks: Tasks, each played by one group.
-        plan: How much is played.
-        estimators: Credits by name.
-        draw: Random numbers for the environments and the choice of the audited episodes.
-        on_progress: Called with the number of finished continuations and of all.
+    environment raised an error are left out: `aborted` has the first error of each. `draw` seeds the environments and
+    chooses the audited episodes; `on_progress` is called with the number of finished continuations and of all.
     """
     episodes, points = record(player, [task for task in tasks for _ in range(plan.group_size)], plan.parallel, draw)
     copies = [point.env for each in points for point in each]
@@ -142,14 +135,7 @@ def true_advantages(
     continuations after the recorded response. Returns are the sums of the training rewards to the end of the episode.
 
     Also returns the first error of each task in which an environment raised one; estimates that need it are NaN.
-
-    Args:
-        player: What plays.
-        episodes: Recorded episodes.
-        points: A copy of each episode before each of its turns.
-        turns: Episode and turn of each advantage.
-        plan: How much is played.
-        on_progress: See `play_round`.
+    `points` has a copy of each episode before each of its turns, `turns` the episode and turn of each advantage.
     """
 
     def state_after(row: int, k: int) -> State | None:

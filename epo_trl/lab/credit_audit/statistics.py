@@ -72,7 +72,7 @@ def compare(
     percentiles of the bootstrap itself would be too narrow.
 
     Args:
-        credits: Advantage of each turn by credit.
+        credits: Advantage of each turn by credit, with that of `grpo`.
         halves: The two estimates of each turn's true advantage.
         tasks: Task of each turn.
         seed: Seed of the bootstrap.

@@ -31,7 +31,8 @@ def main(argv: Sequence[str]) -> int:
     # Fail before the first run if results cannot be written, or if the report would reject a record.
     make_folder(results, "--results-dir")
     known_records(plan(shown, runs), results)
-    runner = Runner(runs, results, args.jobs or max(1, _cores() // args.threads), args.threads)
+    cores = len(os.sched_getaffinity(0))
+    runner = Runner(runs, results, args.jobs or max(1, cores // args.threads), args.threads)
     try:
         failed = {} if args.report_only else runner.run_missing(plan(chosen, runs))
     except KeyboardInterrupt:
@@ -44,11 +45,6 @@ def main(argv: Sequence[str]) -> int:
     if others := sorted(read_records(results / RECORDS).keys() - records):
         say(f"not in the report, since neither {args.config} nor --seeds names them: {', '.join(others)}")
     return 1 if failed else 0
-
-
-def _cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -34,14 +34,8 @@ def draw(study: Study, records: Sequence[Record], out: Path, panels: Sequence[st
     """Plots the curves of each arm: one column per arm, one row per panel.
 
     Thin lines are seeds, the thick line is their mean; both are running means over the study's `smooth` RL steps. The
-    grey line is the mean of the baseline over the seeds that both arms have.
-
-    Args:
-        study: Study to plot.
-        records: Records of the finished runs.
-        out: Path of the PNG file.
-        panels: Names from `PANELS`; by default success and entropy in training, and success on the test lists if they
-            were evaluated.
+    grey line is the mean of the baseline over the seeds that both arms have. `panels` are names from `PANELS`; by
+    default success and entropy in training, and success on the test lists if they were evaluated.
     """
     by_arm = {arm.name: [one for one in records if one.arm == arm.name] for arm in study.arms}
     arms = [name for name, each in by_arm.items() if any(record.curves for record in each)]

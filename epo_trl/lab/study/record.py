@@ -143,11 +143,8 @@ def updates_per_rl_step(folder: Path) -> float:
 def rl_points(history: Sequence[Mapping[str, Any]], updates: float) -> pd.DataFrame:
     """Averages the logs of each RL step's optimizer steps: one row per RL step, from 1 on, one column per kept metric.
 
-    A log of several RL steps holds their means, so each of them gets its values.
-
-    Args:
-        history: Log entries, each with its optimizer step as `step`.
-        updates: Optimizer steps per RL step.
+    A log of several RL steps holds their means, so each of them gets its values. Log entries have their optimizer step
+    as `step`; there are `updates` of these per RL step.
     """
     log = pd.DataFrame(list(history), columns=None if history else ["step"])
     steps = np.ceil(log["step"] / updates - 1e-9).astype(int).rename("rl_step")

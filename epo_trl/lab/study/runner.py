@@ -145,18 +145,19 @@ class Runner:
         alike: dict[tuple[Path, Path], dict[str | None, StudyRun]] = {}  # runs with the same recipe and modules
         for run in runs:
             alike.setdefault((run.recipe, run.config.parent.resolve()), {}).setdefault(run.arm, run)  # one of the seeds
+
+        def check(arms: Mapping[str | None, StudyRun]) -> str:
+            files = {self.runs / "_check" / f"{run.name}.yaml": run for run in arms.values()}
+            for file, run in files.items():
+                write_atomically(file, to_yaml(run.settings))
+            command = [sys.executable, str(run.recipe), "--check", *map(str, files)]
+            done = subprocess.run(command, env=_environment(run, self.threads), capture_output=True, text=True)
+            return done.stderr.strip()[-3000:] if done.returncode else ""
+
         with ThreadPoolExecutor() as pool:
-            errors = "\n".join(pool.map(self._check, map(list, map(dict.values, alike.values()))))
+            errors = "\n".join(pool.map(check, alike.values()))
         if lines := [line for line in errors.splitlines() if line]:
             raise InputError("; ".join(lines).replace(f"{self.runs / '_check'}{os.sep}", ""))
-
-    def _check(self, runs: Sequence[StudyRun]) -> str:
-        files = [self.runs / "_check" / f"{run.name}.yaml" for run in runs]
-        for run, file in zip(runs, files, strict=True):
-            write_atomically(file, to_yaml(run.settings))
-        command = [sys.executable, str(runs[0].recipe), "--check", *map(str, files)]
-        done = subprocess.run(command, env=_environment(runs[0], self.threads), capture_output=True, text=True)
-        return done.stderr.strip()[-3000:] if done.returncode else ""
 
 
 def known_records(planned: Sequence[StudyRun], results: Path) -> dict[str, Record]:

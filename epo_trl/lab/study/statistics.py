@@ -32,10 +32,7 @@ def estimate(values: Sequence[float] | pd.Series) -> Estimate | None:
         mean +- t * deviation / sqrt(n),   t the two-sided quantile with n - 1 degrees of freedom
 
     The coverage holds for roughly normal values. Seeds that either solve a task or do not are far from that: count them
-    instead.
-
-    Args:
-        values: One value per seed; NaN is left out.
+    instead. A seed with NaN is left out.
     """
     known = [float(value) for value in values if not math.isnan(value)]
     if len(known) < 2:
@@ -49,11 +46,8 @@ def pairs_needed(deviation: float, difference: float) -> float:
     """Computes the number of pairs with which a t test has a power of 0.8; `inf` above `MOST_PAIRS`.
 
     The smallest n with n >= ((t_a + t_b) * deviation / difference)^2, where t_a and t_b are the quantiles at 0.975 and
-    at 0.8 with n - 1 degrees of freedom; at least 2. The usual approximation, about one pair off at worst.
-
-    Args:
-        deviation: Standard deviation of the paired differences.
-        difference: Difference to detect.
+    at 0.8 with n - 1 degrees of freedom; at least 2. The usual approximation, about one pair off at worst. `deviation`
+    is the standard deviation of the paired differences.
     """
     if difference == 0 or not math.isfinite(deviation):
         return math.inf
@@ -72,10 +66,7 @@ def fisher_exact(wins: int, count: int, other_wins: int, other_count: int) -> fl
 def first_above(values: pd.Series, level: float, window: int) -> float:
     """Returns the RL step at which the running mean over `window` values first reaches the level; NaN if it never does.
 
-    Args:
-        values: Values by RL step, without gaps.
-        level: Level to reach.
-        window: Number of values in the running mean; the first `window - 1` values have none.
+    The first `window - 1` values, which are by RL step and without gaps, have no running mean.
     """
     means = values.rolling(window).mean()
     reached = means.index[means >= level - ROUNDING]

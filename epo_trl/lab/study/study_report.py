@@ -25,6 +25,11 @@ REPORT, PICTURE = "report.md", "curves.png"
 NOTHING = "–"
 GAINS_NOTE = "Percentage points: the end minus the same run before RL; mean over seeds, 95 % interval."
 LISTS_NOTE = "Percentage points: mean over same-seed pairs, 95 % interval."
+PAIRS_NOTE = (
+    "Over same-seed pairs. Pairs for power 0.8: the number that a paired t test needs to detect a difference of this "
+    "size with this deviation. Fisher's exact test, two-sided, on the numbers of solved runs, treated as unpaired, "
+    "without correction for multiple comparisons (comparisons: {})."
+)
 THIRDS_NOTE = (
     "RL step at which the entropy of a third of the episode's turns first left 0.3 to 1.5 times its start for ten RL "
     "steps in a row: median of the runs in which it did. In order: runs in which all three left, first third first."
@@ -49,13 +54,7 @@ def write_report(study: Study, records: Sequence[Record], folder: Path) -> list[
 
 
 def report(study: Study, records: Sequence[Record], *, picture: bool) -> str:
-    """Generates the report. It contains no times, so an interrupted study has the same report.
-
-    Args:
-        study: Study to report.
-        records: Records of the finished runs.
-        picture: Whether there is a figure beside the report.
-    """
+    """Generates the report, with a link to the picture. Without times, so that of an interrupted study is the same."""
     outcomes, base = judge(study, records), plain(study.baseline)
     versions = ", ".join(sorted({record.version for record in records})) or "none yet"
     command = f"epo-trl study {shown(study.path)}"
@@ -71,7 +70,11 @@ def report(study: Study, records: Sequence[Record], *, picture: bool) -> str:
         ("Gain of RL on the test lists", GAINS_NOTE, gains_table(outcomes)),
         (f"Difference from {base} on the test lists", LISTS_NOTE, paper_differences(study, outcomes)),
         ("Training", _training_note(study), training_table(study, outcomes)),
-        (f"Difference from {base} in training", _pairs_note(study, outcomes), differences_table(study, outcomes)),
+        (
+            f"Difference from {base} in training",
+            PAIRS_NOTE.format(_compared(study, outcomes)),
+            differences_table(study, outcomes),
+        ),
         ("Each run", "Success in training at the end, %.", seeds_table(study, outcomes)),
         ("Where entropy leaves first", THIRDS_NOTE, thirds_table(outcomes)),
         ("Which tokens", TOKENS_NOTE, tokens_table(outcomes)),
@@ -103,14 +106,6 @@ def _training_note(study: Study) -> str:
         "the runs that get there. Entropy: over all tokens, first RL steps → last ones. Exploded, collapsed: runs that "
         "ever were, and that are at their end, by the definitions in docs/metrics.md (`run/exploded`, "
         "`run/collapsed`), except that a collapse is judged against the best arm's success."
-    )
-
-
-def _pairs_note(study: Study, outcomes: pd.DataFrame) -> str:
-    return (
-        "Over same-seed pairs. Pairs for power 0.8: the number that a paired t test needs to detect a difference of "
-        "this size with this deviation. Fisher's exact test, two-sided, on the numbers of solved runs, treated as "
-        f"unpaired, without correction for multiple comparisons (comparisons: {_compared(study, outcomes)})."
     )
 
 
