@@ -107,6 +107,7 @@ def test_names_of_arms_become_distinct_folders_that_stay_when_others_come():
         ({"arms": {"a": {"seeds": []}}}, "a: seeds: .*got"),
         ({"baseline": "x"}, "baseline: expected one of the arms a, b, got 'x'"),
         ({"train": {"recipe": "train.py"}}, "train: config: expected a file, got None"),
+        ({"train": {**TRAIN, "seeds": [1]}}, "train: seeds: the study sets it"),
         ({"window": 0}, "window: .*got 0"),
         ({"solved": 80}, "solved: expected a number from 0 to 1, got 80"),
         ({"warm_start": WARM, "arms": {"a": {"model_name_or_path": "x"}}}, "a: model_name_or_path: runs begin with"),

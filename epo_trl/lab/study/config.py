@@ -19,7 +19,7 @@ from epo_trl.yaml_files import read_yaml
 PACKAGE = Path(__file__).parents[2]
 WARM_START = "warm-start"
 # Fields that the study sets for each run.
-OWN_FIELDS = ("seed", "output_dir", "resume_from_checkpoint", "overwrite_output_dir")
+OWN_FIELDS = ("seed", "seeds", "output_dir", "resume_from_checkpoint", "overwrite_output_dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +141,10 @@ def _arm(name: str, given: Any, base: Arm | None = None) -> Arm:
             raise InputError(f"{name}: {key}: expected a file, got {paths[key]}; paths start in the current folder")
     inherited = base.changes if base is not None and "config" not in given else {}
     changes = {**inherited, **{key: value for key, value in given.items() if key not in paths}}
+    seeds = () if base is None else _seeds(f"{name}: seeds", changes.pop("seeds"))
     for key in OWN_FIELDS:
         if key in changes:
             raise InputError(f"{name}: {key}: the study sets it for each run; remove it")
-    seeds = () if base is None else _seeds(f"{name}: seeds", changes.pop("seeds"))
     return Arm(name, **paths, changes=changes, seeds=seeds)
 
 
