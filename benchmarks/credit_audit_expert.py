@@ -17,7 +17,7 @@ from pathlib import Path
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.lab.credit_audit import AuditPlan, Player, compare, list_estimators, play_round
-from epo_trl.lab.credit_audit.report import ranked, summary
+from epo_trl.lab.credit_audit.statistics import ranked, summary
 from epo_trl.lab.play import bare_tokenizer
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.demonstrations import ACTION

@@ -15,7 +15,7 @@ import numpy as np
 from credit_audit_expert import comparison_of, facts
 
 from epo_trl.cli import main as epo_trl
-from epo_trl.lab.credit_audit.report import ranked, summary
+from epo_trl.lab.credit_audit.statistics import ranked, summary
 from epo_trl.lab.study.statistics import estimate
 
 START = 0

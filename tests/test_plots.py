@@ -83,19 +83,15 @@ def test_an_evaluation_before_training_drops_nothing(tmp_path):
 def test_a_folder_of_several_runs_is_no_run(tmp_path):
     """Their steps would make one curve of pieces. Attempts of one run are below its folder `runs`."""
     events = [("train/reward", 1, 4.0, 0.5)]
-    for place in ("one/runs/attempt-1", "one/runs/attempt-2", "two/runs/attempt-1"):
-        write_events(tmp_path / "pair" / place, events)
-    with pytest.raises(InputError, match=r"run: .*pair, which holds several \(one, two\)"):
-        read_run(tmp_path / "pair")
-    for place in ("one", "one/runs", "two/runs/attempt-1"):
-        assert list(read_run(tmp_path / "pair" / place)) == ["train/reward"]
-    write_events(tmp_path / "pair" / "one" / "round-1" / "runs" / "x", events)
+    for place in ("runs/one/runs/attempt-1", "runs/one/runs/attempt-2", "runs/two/runs/attempt-1"):
+        write_events(tmp_path / place, events)
+    with pytest.raises(InputError, match=r"run: .*, which holds several \(runs/one, runs/two\)"):
+        read_run(tmp_path)
+    for place in ("runs/one", "runs/one/runs", "runs/two/runs/attempt-1"):
+        assert list(read_run(tmp_path / place)) == ["train/reward"]
+    write_events(tmp_path / "runs" / "one" / "round-1" / "runs" / "x", events)
     with pytest.raises(InputError, match=r"\(., round-1\)"):
-        read_run(tmp_path / "pair" / "one")
-    for place in ("grpo/runs/x", "epo/runs/x"):  # the folder `runs` that the recipes write to
-        write_events(tmp_path / "project" / "runs" / place, events)
-    with pytest.raises(InputError, match=r"\(runs/epo, runs/grpo\)"):
-        read_run(tmp_path / "project")
+        read_run(tmp_path / "runs" / "one")
 
 
 def test_a_long_run_is_read_whole(tmp_path):
@@ -183,11 +179,12 @@ def test_a_panel_without_data_says_so(tmp_path, figures):
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_any_number_of_panels_is_drawn_beside_the_legend(tmp_path, figures, count):
     names = [f"metric {i}" for i in range(count)]
-    write_events(tmp_path / "run", [(f"train/{name}", step, 0.5, 1.0) for name in names for step in (1, 2)])
-    panels = [Panel(name, {f"train/{name}": "-"}) for name in names]
+    write_events(tmp_path / "run", [(f"train/{name}", step, 5.0 + step, 1.0) for name in names for step in (1, 2)])
+    panels = [Panel(name, {f"train/{name}": "-"}, from_zero=name == names[0]) for name in names]
     plot_runs([tmp_path / "run"], tmp_path / "some.png", panels=panels)
     seen = panels_of(figures[0])
     assert [seen[name][:2] for name in names] == [([], 2)] * count
+    assert [axis.get_ylim()[0] == 0 for axis in figures[0].axes[:count]] == [True] + [False] * (count - 1)
 
 
 def test_a_label_is_text_and_no_formula(tmp_path, figures):
@@ -213,10 +210,3 @@ def test_the_readme_s_picture_has_a_key_and_can_be_read_on_a_phone():
     named = {to_hex(text.get_color()) for text in bars.texts if text.get_fontweight() == "bold"}
     assert len(colors) == 6 and colors == named
     assert [text.get_text() for text in bars.get_legend().texts] == ["over 80 % success", "50 to 80 %", "under 50 %"]
-
-
-@pytest.mark.parametrize("from_zero", [True, False])
-def test_an_axis_begins_at_zero_if_it_is_asked_to(tmp_path, figures, from_zero):
-    write_events(tmp_path / "run", [("train/h", step, 5.0 + step, 1.0) for step in (1, 2)])
-    plot_runs([tmp_path / "run"], tmp_path / "h.png", panels=[Panel("h", {"train/h": "-"}, from_zero=from_zero)])
-    assert bool(figures[0].axes[0].get_ylim()[0] == 0) is from_zero

@@ -26,9 +26,8 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError, changed_settings, spelled
 from epo_trl.lab.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
 from epo_trl.lab.credit_audit.estimators import list_estimators
-from epo_trl.lab.credit_audit.report import make_markdown
 from epo_trl.lab.credit_audit.rounds import AuditPlan, Player, play_round
-from epo_trl.lab.credit_audit.statistics import compare
+from epo_trl.lab.credit_audit.statistics import compare, make_markdown
 from epo_trl.methods import build_methods
 from epo_trl.models import load_policy
 from epo_trl.models.generate import UNCHANGED, SamplingPolicy

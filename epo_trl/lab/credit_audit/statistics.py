@@ -1,9 +1,10 @@
-"""Compares credits with true advantages that are known with noise, with intervals over tasks."""
+"""Compares credits with true advantages that are known with noise, with intervals over tasks, in a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from statistics import NormalDist
 
 import numpy as np
@@ -120,6 +121,34 @@ def compare(
     }
     deviation = float(np.sqrt(max(spread[0], 0.0)))
     return Comparison(agreements, len(truth), len(names), int(clear.sum()), deviation, error)
+
+
+def ranked(comparison: Comparison) -> list[tuple[str, Agreement]]:
+    """Returns the credits, the highest correlation first and undefined ones last."""
+    return sorted(comparison.agreements.items(), key=lambda item: (isnan(v := item[1].correlation.value), -v))
+
+
+def make_markdown(comparison: Comparison, title: str) -> str:
+    """Returns the table in Markdown, with columns of equal width, and what the numbers rest on."""
+    rows = [["credit", "correlation with A*", "gain over grpo", "sign", "no credit"]]
+    rows += [
+        [name, str(found.correlation), str(found.gain), str(found.sign), f"{found.silent:.0%}"]
+        for name, found in ranked(comparison)
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, ["-" * width for width in widths])
+    table = ("| " + " | ".join(map(str.ljust, cells, widths)) + " |" for cells in rows)
+    return "\n".join([f"# {title}", "", summary(comparison), "", *table]) + "\n"
+
+
+def summary(comparison: Comparison) -> str:
+    """Returns what the numbers rest on."""
+    return (
+        f"{comparison.turns:,} turns of {comparison.tasks} tasks. A*: standard deviation {comparison.deviation:.3f}, "
+        f"standard error of an estimate {comparison.standard_error:.3f}, pooled over all turns; the correlations are "
+        f"corrected for it. Sign: of the {comparison.clear_turns:,} turns with |A*| > 0 and at least twice that error. "
+        "95 % intervals over tasks: Student's t with the standard error of a bootstrap."
+    )
 
 
 def _is_silent(credit: Floats) -> NDArray[np.bool_]:

@@ -55,30 +55,21 @@ class EvaluationRecord:
 class Record:
     """A finished run.
 
-    Args:
-        arm: Name of the method.
-        seed: Seed of the run.
-        identity: Everything that determined the result.
-        version: Version of this package.
-        seconds: Wall time of all attempts.
-        curves: `{metric: values}`, one value for each RL step from 1 on; `None` where it was not logged.
-        thinned: Other metrics, one value for each entry of `thinned["rl_step"]`: the mean of the RL steps up to it.
-        left_band: RL step at which the entropy of each third of the episode left the band, `None` if it did not; empty
-            if the thirds were not logged.
-        evaluations: Evaluations in chronological order.
-        begins_with: Checksum of the weights before RL, or name and revision of the model; empty if unknown.
+    `curves` has one value for each RL step from 1 on, `None` where the metric was not logged; `thinned` one for each
+    entry of `thinned["rl_step"]`, the mean of the RL steps up to it. `left_band` is the RL step at which the entropy of
+    each third of the episode left the band, `None` if it did not; empty if the thirds were not logged.
     """
 
     arm: str
     seed: int
-    identity: Mapping[str, Any]
-    version: str
-    seconds: float
+    identity: Mapping[str, Any]  # everything that determined the result
+    version: str  # of this package
+    seconds: float  # wall time of all attempts
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     thinned: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     left_band: Mapping[str, int | None] = field(default_factory=dict)
-    evaluations: Sequence[EvaluationRecord] = ()
-    begins_with: str = ""
+    evaluations: Sequence[EvaluationRecord] = ()  # in chronological order
+    begins_with: str = ""  # checksum of the weights before RL, or name and revision of the model; empty if unknown
 
     def curve(self, name: str) -> pd.Series:
         """Returns a metric by RL step and without gaps; empty if it was not logged."""
