@@ -319,14 +319,6 @@ def test_a_large_reward_counts_by_what_is_paid_for_it(tokenizer, reward, weight)
     assert episode.stop is StopReason.WON and episode.turns[0].reward == reward * weight
 
 
-def test_an_error_of_the_policy_is_not_swallowed(tokenizer):
-    def broken(prompt_ids):
-        raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        play(tokenizer, [ScriptedEnv()], policy=broken)
-
-
 # --- Several processes ---------------------------------------------------------------------------------------------
 
 
@@ -365,13 +357,6 @@ def test_a_process_without_tasks_generates_for_dummies_until_all_stop(tokenizer)
 
 
 # --- Watching ------------------------------------------------------------------------------------------------------
-
-
-def test_progress_counts_every_episode_once(tokenizer):
-    counts = []
-    envs = [ScriptedEnv(WIN), ScriptedEnv(), ScriptedEnv(start=OSError()), ScriptedEnv(step(), LOSE)]
-    play(tokenizer, envs, on_finished=counts.append)
-    assert counts == [1, 1, 1, 1]  # before the first turn, and after each of three
 
 
 def test_too_few_environments_are_an_error(tokenizer):

@@ -131,18 +131,6 @@ def test_an_observation_says_what_happened():
     assert (state.episode_id, state.step_count, state.task_id, state.running) == ("e", 2, "train/0", False)
 
 
-@pytest.mark.parametrize("said", ["Win", " press  big Button ", "PRESS  BIG BUTTON"])
-def test_an_action_is_taken_in_the_spelling_of_the_list(said, monkeypatch):
-    """As in training and in `as_environment_factory`."""
-    info, taken = Count._info, []
-    listed = {"admissible_actions": ("win", "press  Big Button")}
-    monkeypatch.setattr(Count, "_info", lambda self, won=False: info(self, won) | listed)
-    step = Count.step
-    monkeypatch.setattr(Count, "step", lambda self, action: taken.append(action) or step(self, action))
-    assert play(make_session(), said, seed=0).accepted
-    assert taken == ["win" if said == "Win" else "press  Big Button"]
-
-
 def test_what_a_served_tool_environment_offers_comes_with_the_first_observation():
     suite = ToolSuite(WordGame, word_rows(), reward_funcs=[reward_func])
     (tool,) = play(make_session(ServedGames(suite)), seed=0).metadata["tools"]

@@ -147,13 +147,6 @@ def test_a_template_of_the_user_is_read_from_its_folder(folder, monkeypatch):
     assert template.next == PromptTemplate.load("alfworld").next
 
 
-def test_a_shipped_name_is_not_shadowed_by_a_folder_where_one_happens_to_be(folder, monkeypatch):
-    (folder.parent / "alfworld").mkdir()  # as in recipes/
-    monkeypatch.chdir(folder.parent)
-    assert PromptTemplate.load("alfworld").name == "alfworld"
-    assert PromptTemplate.load("mine").first == PromptTemplate.load("alfworld").first
-
-
 def test_an_unknown_name_is_named_with_the_templates_there_are():
     with pytest.raises(TemplateError, match=f"'alfwrld'; .* {', '.join(SHIPPED)}, or a folder .*first.txt"):
         PromptTemplate.load("alfwrld")

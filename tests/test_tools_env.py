@@ -12,7 +12,7 @@ from word_game import WORDS, WordGame, reward_func, word_rows
 from epo_trl.envs import EnvError
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.tools.suite import ToolsArguments, ToolSuite, tool_call
-from epo_trl.envs.tools.tool import Refusal, Tool, read_call
+from epo_trl.envs.tools.tool import Refusal, Tool
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.templates import render
 
@@ -78,11 +78,10 @@ def test_the_prompt_shows_the_task_the_tools_and_what_reset_says():
     ("action", "refusal"),
     [
         ("guess crane", "this is no tool call; write one as"),
+        ('{"name": "reset", "arguments": {}}', "there is no tool of this name"),
         ("[" * 100_000, "this is no tool call"),
         ('{"name": "guess", "arguments": {"guess": NaN}}', "guess: the argument 'guess' got NaN"),
-        ("[]", "this names no tool"),
         ('{"name": "fly"}', "there is no tool of this name; there are guess"),
-        ('{"name": "reset", "arguments": {}}', "there is no tool of this name"),
         ('{"name": "__init__", "arguments": {}}', "there is no tool of this name"),
         ('{"name": "guess"}', "guess lacks the argument 'guess'"),
         ('{"name": "guess", "arguments": ["[crane]"]}', "the arguments of \"guess\" are no names and values"),
@@ -102,14 +101,6 @@ def test_a_call_that_is_not_right_is_an_invalid_action_with_a_reason_and_changes
     assert observation == f"Error: {info['refusal']}"
     observation.encode()  # can be shown
     assert vars(env.world) == before
-
-
-def test_white_space_around_the_names_of_a_call_does_not_matter_and_inside_values_it_stays():
-    """A tokenizer of words puts blanks around each of them."""
-    assert read_call('{ " name " : " guess " , "arguments" : { " guess " : " a  b " } }') == (
-        "guess",
-        {"guess": " a  b "},
-    )
 
 
 def every_kind(a: int, b: float, c: Literal["x", "y"], d: list[int], e: bool = True, f: str | None = None) -> str:

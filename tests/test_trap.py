@@ -7,7 +7,6 @@ import pytest
 from epo_trl.envs.checker.results import checked_reset
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.trap import COLOURS, HATCH, Trap, TrapSuite, door_on, go_through
-from epo_trl.errors import EpoTrlError
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout.demonstrations import play_expert
 from epo_trl.rollout.few_shot import FewShotArguments
@@ -105,8 +104,3 @@ def test_the_corpus_does_not_depend_on_how_many_environments_were_made():
     suite = OmenSuite()
     first = corpus(suite, "corridor")
     assert len([text for text in first if "Omen" in text]) > 2 and corpus(suite, "corridor") == first
-
-
-def test_a_limit_below_the_number_of_rooms_is_refused():
-    with pytest.raises(EpoTrlError, match="move_limit: .*>= 5, got 4"):
-        TrapSuite(rooms=5, move_limit=4)

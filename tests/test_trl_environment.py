@@ -13,7 +13,6 @@ from word_game import WordGame, reward_func, word_rows
 from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.checker import check_text_env
-from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.tools.suite import ToolSuite, tool_call
 from epo_trl.envs.toy import ToySuite
 from epo_trl.rollout import RolloutSettings
@@ -80,16 +79,6 @@ def test_an_expert_wins_through_the_tool(suite):
     while not env.done:
         observation = env.act(expert.act(observation, env.info)[1])
     assert (env.won, env.invalid_actions, env.get_reward()) == (True, 0, 10.0)
-
-
-@pytest.mark.games
-def test_scienceworld_lists_no_actions_and_says_itself_what_it_knows():
-    env = as_environment_factory(ScienceWorldSuite(), RolloutSettings(max_turns=3))()
-    start = env.reset(task_id=ScienceWorldSuite().task_ids("train")[0])
-    assert start.startswith("Your task is to: ") and "You can:" not in start
-    assert env.act("look  around").startswith("This room is called")
-    assert env.act("sing").startswith("No known action")
-    assert (env.turns, env.invalid_actions, env.done) == (2, 1, False)
 
 
 def test_the_turn_limit_ends_an_episode():

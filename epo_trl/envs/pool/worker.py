@@ -54,12 +54,13 @@ class WorkerProcess:
 
     Args:
         suite: The pickled suite.
+        faults: Counter of time-outs.
 
     Attributes:
         child: The process.
     """
 
-    def __init__(self, suite: bytes) -> None:
+    def __init__(self, suite: bytes, faults: Faults) -> None:
         self._pipe, theirs = Pipe()
         self.child = ChildProcess(
             "the environment worker",
@@ -72,7 +73,7 @@ class WorkerProcess:
             env={**os.environ, "PYTHONPATH": str(_LIBRARY)},  # until the process has read the run's own
         )
         theirs.close()
-        self._seconds_to_start = START_SECONDS
+        self._faults, self._seconds_to_start = faults, START_SECONDS
         self._pipe.send((sys.path, os.environ.get("PYTHONPATH"), suite))
 
     def ask(self, seat: int, what: str, arguments: tuple[Any, ...], seconds: float) -> Any:
@@ -88,6 +89,7 @@ class WorkerProcess:
         try:
             self._pipe.send((seat, what, arguments))
             if not self._pipe.poll(seconds):
+                self._faults.timeouts += 1
                 self.child.close_hung(seconds)
                 raise WorkerLost(self.child.end)
             answer = self._pipe.recv_bytes()
@@ -143,21 +145,21 @@ class Worker(Seats):
 
     def _reset(self, seat: int, *start: Any) -> tuple[WorkerProcess, Any]:
         process = self._living_process(seat)
-        return process, self._ask(process, seat, "reset", start, self._settings.reset_seconds)
+        return process, process.ask(seat, "reset", start, self._settings.reset_seconds)
 
     def step(self, process: WorkerProcess, seat: int, action: str) -> Any:
         """Steps an environment in the process of its episode."""
-        return self._ask(process, seat, "step", (action,), self._settings.step_seconds)
+        return process.ask(seat, "step", (action,), self._settings.step_seconds)
 
     def reseed(self, seat: int, seed: int) -> None:
         """Seeds the random numbers of an environment."""
-        self._ask(self._living_process(seat), seat, "reseed", (seed,), self._settings.step_seconds)
+        self._living_process(seat).ask(seat, "reseed", (seed,), self._settings.step_seconds)
 
     def close_env(self, seat: int) -> None:
         """Closes an environment, if its process still lives."""
         process = self._process
         if process is not None and process.child.is_alive:
-            self._ask(process, seat, "close", (), self._settings.step_seconds)
+            process.ask(seat, "close", (), self._settings.step_seconds)
 
     def forget_seat(self, seat: int) -> None:
         """Frees a seat. The process stops with the last one."""
@@ -172,15 +174,8 @@ class Worker(Seats):
         if self._process is not None and not self._process.child.is_alive:
             self.faults.restarts += 1
             self._process = None
-        self._process = self._process or WorkerProcess(self._suite)
+        self._process = self._process or WorkerProcess(self._suite, self.faults)
         return self._process
-
-    def _ask(self, process: WorkerProcess, *request: Any) -> Any:
-        had_hung = process.child.hung
-        try:
-            return process.ask(*request)
-        finally:
-            self.faults.timeouts += process.child.hung and not had_hung
 
 
 def _work(requests: SimpleQueue[Any]) -> None:
