@@ -114,12 +114,6 @@ class Stubborn(Method):
 
 
 @dataclass
-class Broken(Method):
-    def __post_init__(self):
-        self.nothing += 1
-
-
-@dataclass
 class Carded(Method):
     card = "a bonus of {scale:g}, $\\beta_{k}$"
     scale: ClassVar[float] = 0.5

@@ -80,12 +80,6 @@ def test_thirds_are_means_over_the_tokens_of_each_episodes_own_thirds():
     assert (means["middle_third"], means["last_third"]) == (2.0, 6.0)
 
 
-def test_each_episode_has_its_own_half():
-    """Row 0 has one turn, row 1 two: turn 0 is early in both, turn 1 of row 1 is late."""
-    means, _ = means_of([[1.0, 9.0], [2.0, 4.0]], [[0, -1], [0, 1]], [[1, 0], [1, 1]])
-    assert (means["early_turns"], means["late_turns"]) == (1.5, 4.0)
-
-
 def test_first_and_last_ten_tokens_are_counted_within_each_turn():
     """A turn of 12 tokens and one of 3: the first ten are 0..9 and all three, the last ten 2..11 and all three."""
     entropy = [[*range(12), 777, 100, 200, 300]]
@@ -94,14 +88,6 @@ def test_first_and_last_ten_tokens_are_counted_within_each_turn():
     means, _ = means_of(entropy, turns, mask)
     assert means["first10_tokens"] == pytest.approx((sum(range(10)) + 600) / 13)
     assert means["last10_tokens"] == pytest.approx((sum(range(2, 12)) + 600) / 13)
-
-
-def test_turns_without_environment_tokens_between_them_are_still_two():
-    entropy = [[float(i) for i in range(24)]]
-    turns = [[0] * 12 + [1] * 12]
-    means, _ = means_of(entropy, turns, [[1] * 24])
-    assert means["first10_tokens"] == (sum(range(10)) + sum(range(12, 22))) / 20
-    assert means["last10_tokens"] == (sum(range(2, 12)) + sum(range(14, 24))) / 20
 
 
 def test_the_mean_is_over_the_tokens_of_all_micro_batches_and_ranks():

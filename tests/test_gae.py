@@ -20,13 +20,6 @@ def test_turn_credit_of_a_terminated_episode_by_hand():
     assert result.value_mask.tolist() == [[True, False, False, False, True, False, False]]
 
 
-def test_turn_credit_of_a_truncated_episode_by_hand():
-    """The state after the last turn is worth 8. Turn 1: 10 + 0.5 * 8 - 3 = 11. Turn 0: 1 + 0.25 * 11 = 3.75."""
-    result = TurnGAE(0.5, 0.5).credit(one_episode(8.0))
-    close(result.advantages, [3.75, 3.75, 0, 0, 11, 11, 0])
-    close(result.returns, [4.75, 0, 0, 0, 14, 0, 0])
-
-
 def test_token_credit_of_a_terminated_episode_by_hand():
     """gamma 1, lambda 0.5. Last: 10 - 5 = 5. Before it: 5 - 3 + 0.5 * 5 = 4.5. Over the environment's two tokens:
     0.5 + 3 - 2 + 0.5 * 4.5 = 3.75. First: 2 - 1 + 0.5 * 3.75 = 2.875."""
@@ -34,12 +27,6 @@ def test_token_credit_of_a_terminated_episode_by_hand():
     close(result.advantages, [2.875, 3.75, 0, 0, 4.5, 5, 0])
     close(result.returns, [3.875, 5.75, 0, 0, 7.5, 10, 0])
     assert torch.equal(result.value_mask, torch.tensor([RESPONSE]).bool())
-
-
-def test_token_credit_of_a_truncated_episode_by_hand():
-    """Last: 10 + 8 - 5 = 13. Then 2 + 6.5 = 8.5, 1.5 + 4.25 = 5.75, 1 + 2.875 = 3.875."""
-    result = TokenGAE(1.0, 0.5).credit(one_episode(8.0))
-    close(result.advantages, [3.875, 5.75, 0, 0, 8.5, 13, 0])
 
 
 @pytest.mark.parametrize("final_value", [0.0, 8.0])

@@ -3,8 +3,6 @@
 import pytest
 import torch
 from method_batches import batch_of, micro_of
-from run_kit import weights
-from trainer_kit import difference, make_episodes, make_trainer
 
 from epo_trl.methods.aepo import AEPO
 
@@ -49,21 +47,3 @@ def test_tokens_clipped_from_above_keep_the_gradient_of_the_papers_loss_and_no_o
     assert value == want_value == got_value
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(got - plain, torch.tensor([[0.0, 0.0, -2.0 * bound, 0.0, 0.0, 0.0]]))
-
-
-def test_the_second_update_goes_further_however_the_batch_is_cut(tmp_path):
-    """A narrow clip: the first update takes tokens beyond it."""
-
-    def trained(keep, size=8):
-        trainer = make_trainer(
-            tmp_path, epo_lambda=0.0, entropy_method=["aepo"], method_kwargs={"aepo": {"keep_clipped": keep}},
-            per_device_train_batch_size=size, gradient_accumulation_steps=8 // size, num_iterations=2, max_steps=2,
-            epsilon=0.01, lr_scheduler_type="constant",
-        )  # fmt: skip
-        trainer.args.optim = "sgd"
-        trainer.play = lambda tasks, **_: make_episodes()
-        trainer.train()
-        return weights(trainer)
-
-    whole, cut, without = trained(True), trained(True, 2), trained(False)
-    assert difference(whole, cut) < 1e-4 < 1e-3 < difference(whole, without)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from run_kit import assert_bit_equal, logged, resumable, weights
-from trainer_kit import GROUP, ROWS, make_config, make_episodes, make_trainer, results_of, settle_by_task
+from trainer_kit import ROWS, make_config, settle_by_task
 
 from epo_trl.methods import Comm, Group, Selection, StepSummary
 from epo_trl.methods.dapo import DAPO
@@ -45,22 +45,6 @@ def test_overlong_shaping_by_hand():
     two = Comm(sum=lambda counts: counts + torch.tensor([1.0, 2.0]), count=2)
     assert other.end_rl_step(StepSummary(math.nan, {}, two)) == {"dapo/overlong": 3 / 5}
     assert other.end_rl_step(StepSummary(math.nan, {})) == {"dapo/overlong": 0.0}
-
-
-def test_the_penalty_reaches_the_advantages(tmp_path):
-    """Of 6 tokens the last half counts: each token above 3 costs 1."""
-    settings = {"overlong_share": 0.5, "overlong_penalty": 3.0}
-    trainer = make_trainer(tmp_path, policy_method="dapo", max_resamples=0, max_steps=1, scale_rewards="none",
-                           method_kwargs={"dapo": settings})  # fmt: skip
-    trainer.play = lambda tasks, **kwargs: make_episodes()
-    batches = results_of(trainer, "_method_batch")
-    trainer.train()
-    costs = torch.tensor([sum(max(0, n - 3) for n in lengths) for lengths in ((3, 1, 4), (2,), (4, 2, 5, 1), (1, 3))])
-    returns = torch.tensor([10.0, -0.1, 0.0, 9.8]) - costs
-    torch.testing.assert_close(batches[0].group_advantages[:GROUP], returns - returns.mean(), rtol=0, atol=1e-5)
-    turns = [turn for e in make_episodes() if e.is_usable for turn in e.turns]
-    overlong = sum(len(turn.response_ids) > 3 for turn in turns) / len(turns)
-    assert logged(trainer, "dapo/overlong") == [pytest.approx(overlong)]
 
 
 def watched(folder, **changes):

@@ -47,11 +47,6 @@ def test_decisions_by_hand(settings, decisions):
     assert ENTROPY[got].tolist() == pytest.approx(decisions) and not (got & ~MASK.bool()).any()
 
 
-def test_of_equal_entropies_at_the_cut_the_first_are_decisions():
-    got = decision_tokens(batch_of([[0, 0, 0, 0]], entropy=[[2.0, 1.0, 1.0, 0.5]]), top_share=0.5)
-    assert got.tolist() == [[True, True, False, False]]
-
-
 def test_metrics_by_hand():
     batch = batch_of(TURNS, entropy=ENTROPY, mask=MASK)
     assert modified(batch, threshold=0.5).metrics == pytest.approx(

@@ -78,6 +78,3 @@ def test_only_collection_pays_for_it(tmp_path):
     trainer.train()
     [((micro,), _)] = calls
     assert not micro.statistics
-
-
-# --------------------------------------------------------------------------------------------------------- in a trainer

@@ -9,7 +9,7 @@ from trainer_kit import catch_step, difference, make_trainer, with_episodes
 
 from epo_trl.methods import Comm, StepSummary
 from epo_trl.methods.epo import EPO
-from epo_trl.methods.epo_variants import EPOBase, EPOConstantBeta, EPODecay, EPOSecondVersion, TurnBand
+from epo_trl.methods.epo_variants import EPODecay, EPOSecondVersion, TurnBand
 
 HISTORY = [3.4, 3.2]
 BAND = {"epo_lambda": 0.5, "smoothing_alpha": 0.7, "kappa_low": 0.97, "kappa_high": 1.01}
@@ -116,13 +116,6 @@ def test_the_bonus_alone_is_epo_without_smoothing(tmp_path):
     assert difference(base[1], epo[1]) == 0.0 and difference(base[1], step(tmp_path, "epo")[1]) > 1e-3
 
 
-def test_a_decay_over_training_is_the_bonus_with_that_steps_lambda(tmp_path):
-    """0.5 to 0 over 10 RL steps: a third is gone at step 3."""
-    decay = step(tmp_path, "epo-decay", kwargs={"over": "training", "end_weight": 0})
-    assert difference(decay[1], step(tmp_path, "epo-base", epo_lambda=0.5 * 2 / 3)[1]) < 1e-6
-    assert difference(decay[1], step(tmp_path, "epo-base")[1]) > 1e-3
-
-
 def test_measures_of_two_ranks_add_up():
     """Each rank has one of two episodes; the sums of both make the step's metrics."""
     method = TurnBand(kappa_high=1.5)
@@ -131,14 +124,3 @@ def test_measures_of_two_ranks_add_up():
     ranks = Comm(sum=lambda own: own + torch.tensor([0.0, 2, 0, 1, 0, 0.5]))
     metrics = method.end_rl_step(StepSummary(3.5, {}, ranks))
     assert metrics["epo/share_above_band"] == 0.5 and metrics["epo/entropy_loss"] == pytest.approx(5.0 / 2 + 1)
-
-
-# ---------------------------------------------------------------------------------------------------- names and cards
-
-
-def test_a_model_card_tells_variants_apart():
-    kinds = (EPO, EPOBase, EPODecay, EPOConstantBeta, EPOSecondVersion, TurnBand)
-    assert len({kind.variant for kind in kinds}) == 6
-    paper = "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)"
-    text = EPOBase(epo_lambda=0.5).card
-    assert text == f"{paper} (EPO-Base: without smoothing), weight 0.5" and not EPO(epo_lambda=0.0).card

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from fused_heads import IDS, PROMPTS, RESPONSE, TURNS, disturbed, head_of, nucleus_entropy_of
+from fused_heads import disturbed, head_of, nucleus_entropy_of
 from method_batches import micro_of
 from run_kit import assert_bit_equal, logged, weights
 from trainer_kit import (
@@ -19,12 +19,9 @@ from trainer_kit import (
     saved,
     with_episodes,
 )
-from trl.trainer.utils import add_fused_lm_head
 
 from epo_trl.methods import StepSummary, lm_head
 from epo_trl.methods.ref_nucleus import ReferenceNucleus, nucleus, nucleus_entropy
-from epo_trl.scoring.turn_forward import score_turns
-from epo_trl.scoring.turn_layout import TurnLayout, cut_turns
 from epo_trl.trainers.monitoring.run_health import watched_entropy
 
 NO = -1
@@ -94,19 +91,6 @@ def test_the_weight_follows_its_schedule_down_to_nothing():
         method.loss(row_of([1.0], [0.5], [True], rl_step=step, total_rl_steps=5)) for step in (0, 1, 4)
     ]  # fmt: skip
     assert [None if term is None else round(term.item(), 6) for term in terms] == [-0.2, -0.15, None]
-
-
-def test_a_batch_without_a_choice_has_no_entropy_and_a_gradient_of_zero():
-    model = make_model()
-    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    batch = cut_turns(IDS, TurnLayout(TURNS, RESPONSE, PROMPTS, windowed=True))
-    for width in (0, 3):
-        none = torch.full((len(batch.sequence), width), NO)
-        statistics = {"nucleus": lambda head, tokens, none=none: nucleus_entropy(head, none[tokens])}
-        entropy = score_turns(model, batch, statistics=statistics).statistics["nucleus"]
-        assert entropy.shape == batch.row.shape and not entropy.any()
-        gradients = torch.autograd.grad(entropy.sum(), list(model.parameters()), materialize_grads=True)
-        assert not any(gradient.any() for gradient in gradients)
 
 
 # -------------------------------------------------------------------------------------------------- in the trainers

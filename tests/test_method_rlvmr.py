@@ -59,14 +59,6 @@ def test_a_turn_that_is_not_valid_has_no_tag_and_earns_nothing():
     assert list(tag_rewards(episode(("reflection", "a", True), won=True))) == [("reflection", 0)]
 
 
-def test_a_turn_that_is_not_valid_is_not_compared_with_those_of_its_tag():
-    """Two planning turns of a lost and a won episode: 0 and 1, whatever the invalid one of a third is tagged."""
-    won, lost = episode(("planning", "a", True), won=True), episode(("planning", "a", True))
-    third = episode(("planning", "b", False), won=True)
-    got = RLVMR(alpha=0.0).credit(batch_of_turns([won, lost, third], [0] * 3, [0.0, 0.0, 0.0])).advantages
-    torch.testing.assert_close(got, torch.tensor([[0.5**0.5] * 2, [-(0.5**0.5)] * 2, [0.0] * 2]), rtol=0, atol=1e-5)
-
-
 def test_the_penalty_is_for_valid_turns_without_a_tag():
     turns = episode(("planning", "a", True), ("think", "a", True), ("think", "a", False))
     assert RLVMR().turn_rewards(turns) == [0.0, -0.1, 0.0]
@@ -96,13 +88,6 @@ def test_metrics_by_hand():
     method.credit(batch_of_turns([ONE, TWO, THREE, four], [0] * 4, [0.0] * 4))
     shares = {"planning": 3 / 12, "explore": 2 / 12, "reflection": 1 / 12, "monitor": 4 / 12, "reward": 2 / 12}
     assert method.end_rl_step(StepSummary(math.nan, {})) == {f"rlvmr/{name}": share for name, share in shares.items()}
-
-
-def test_an_aborted_episode_counts_nowhere():
-    aborted = episode(("planning", "a", True), stop=StopReason.ABORTED)
-    got = RLVMR().credit(batch_of_turns([ONE, TWO, aborted], [0] * 3, [0.7, -0.7, 0.0])).advantages
-    assert torch.equal(got[:2], RLVMR().credit(batch_of_turns([ONE, TWO], [0] * 2, [0.7, -0.7])).advantages)
-    assert not got[2].any()
 
 
 def test_tags_are_compared_over_all_ranks_and_counted_over_them():

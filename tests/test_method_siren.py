@@ -19,7 +19,6 @@ from trainer_kit import (
 )
 
 from epo_trl.methods.siren import SIREN, peak_tokens, top_p_entropy
-from epo_trl.types import StopReason
 
 NO = 9.0  # an entropy that must not count
 
@@ -184,11 +183,3 @@ def test_a_resumed_run_has_the_anchor_of_its_first_batch(tmp_path, saved_at):
     without = trainer_of(tmp_path / "without", **{**given, **settings(weight=0.0)})
     without.train()
     assert logged(without, "siren/anchor") == anchors and difference(weights(without), weights(straight)) > 1e-3
-
-
-def test_a_batch_without_a_token_has_no_term(tmp_path):
-    episodes = [episode for episode in make_episodes() if episode.stop is StopReason.ABORTED] * 8
-    trainer = trainer_of(tmp_path, max_aborted_share=1.0, **settings(anchor=2.0))
-    trainer.play = lambda tasks, **kwargs: episodes
-    loss, gradients = catch_step(trainer)
-    assert loss.item() == 0 and largest(gradients) == 0

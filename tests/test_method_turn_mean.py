@@ -35,11 +35,6 @@ def test_by_hand(over, shares):
     torch.testing.assert_close(got / 6, advantages * torch.tensor([*shares, [0.0] * 4]))  # 6 tokens
 
 
-def test_nothing_is_a_mean_of_nothing():
-    shaped = TurnMean().modify_advantages(torch.ones(1, 2), batch_of([[0, 0]], mask=[[0, 0]]))
-    assert shaped.advantages.tolist() == [[0.0, 0.0]]
-
-
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 @pytest.mark.parametrize("over", ["turns", "episodes"])
@@ -50,14 +45,6 @@ def test_the_gradient_is_that_of_plain_loops(tmp_path, monkeypatch, over, contex
         step_of(tmp_path, context, micro_batches, **settings), model := make_model().double(),
         mean_over(over, plain_tokens(model, context)),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("loss", [{"loss_type": "cispo", "epsilon_high": 5.0}, {"loss_type": "vespo"}], ids=str)
-def test_other_losses_over_the_tokens_of_the_batch_have_the_same_mean(tmp_path, monkeypatch, loss):
-    compute_in_float64(monkeypatch)
-    model = make_model().double()
-    got = step_of(tmp_path, "windowed", 4, policy_method=["turn-mean"], **loss)
-    assert_gradient(got, model, mean_over("turns", plain_tokens(model, "windowed")))
 
 
 def mean_over(over, tokens):

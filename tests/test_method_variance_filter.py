@@ -13,7 +13,6 @@ from trainer_kit import (
     make_config,
     make_episodes,
     make_trainer,
-    with_episodes,
 )
 
 from epo_trl.envs.toy import ToySuite
@@ -21,8 +20,6 @@ from epo_trl.methods import Comm, Group, Selection, build_methods
 from epo_trl.methods.variance_filter import VarianceFilter
 from epo_trl.trainers.collection import Collector
 from epo_trl.types import Episode, StopReason, Turn
-from epo_trl.watch.sample import read_samples
-from epo_trl.watch.source import sample_file
 
 TRAIN, LEAVE_OUT = Selection.TRAIN, Selection.LEAVE_OUT
 
@@ -150,12 +147,3 @@ def test_a_batch_without_variance_trains_on_nothing_and_a_warning_says_so(tmp_pa
     with pytest.warns(UserWarning, match="No token of RL step 0 is trained on.*rollout/left_out_groups"):
         loss, gradients = catch_step(trainer)
     assert loss.item() == 0 and largest(gradients) == 0
-
-
-def test_of_the_stored_episodes_those_left_out_are_not_marked_as_aborted(tmp_path):
-    trainer = with_episodes(make_trainer(tmp_path, keep_episodes=8, max_steps=2, **HALF))
-    trainer.train()
-    assert logged(trainer, "rollout/left_out_groups") == [1, 1]
-    samples = read_samples(sample_file(tmp_path, 1))
-    assert len(samples) == 8 and sum(sample.episode.left_out for sample in samples) == GROUP
-    assert [sample.episode.stop for sample in samples if sample.why == "aborted"] == [StopReason.ABORTED]

@@ -29,12 +29,6 @@ def test_a_terminated_episode_by_hand():
     close(half.advantages, [(2.75 + 2.375) / 2, 1.75, 0, 0, 6.5, 4.5, 0])
 
 
-def test_with_lambda_1_it_is_the_advantage_of_the_turn_minus_what_the_tokens_so_far_add():
-    result = VETTA(0.5, 0.5).credit(one_episode(8.0))
-    close(result.advantages, [3.75, 3.75 - 2, 0, 0, 11, 11 - 5, 0])
-    close(result.returns, [4.75, 3.75, 0, 0, 14, 11, 0])
-
-
 def slow(batch, weight, gamma, lam, token_lam):
     """Returns advantages and targets, in loops over episodes, turns and tokens."""
     advantages, returns = torch.zeros_like(batch.values), torch.zeros_like(batch.values)
@@ -64,14 +58,6 @@ def test_it_agrees_with_loops_over_turns_and_tokens(weight, token_lam):
         torch.testing.assert_close(result.advantages, advantages, rtol=0, atol=1e-10)
         torch.testing.assert_close(result.returns, returns, rtol=0, atol=1e-10)
         assert result.advantages.std() > 0.1
-
-
-def test_with_weight_0_it_is_turn_bit_for_bit():
-    batch = random_batch(1)
-    ours, plain = VETTA(0.9, 0.8, 0.0).credit(batch), TurnGAE(0.9, 0.8).credit(batch)
-    for name in ("advantages", "returns", "value_mask"):
-        assert torch.equal(getattr(ours, name), getattr(plain, name))
-    assert ours.value_weights is None
 
 
 def test_both_heads_weigh_the_same_over_all_ranks():

@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-from method_batches import run_on_ranks
 from run_kit import logged, weights
 from trainer_kit import (
     ROWS,
@@ -41,11 +40,6 @@ def named(method):
 
 
 # ------------------------------------------------------------------------------------------------- names and refusals
-
-
-def test_a_bug_in_a_method_of_ones_own_is_no_error_of_the_configuration(tmp_path):
-    with pytest.raises(AttributeError, match="'Broken' object has no attribute 'nothing'"):
-        make_config(tmp_path, policy_method=named("Broken"))
 
 
 def test_a_card_names_settings_of_the_class_and_a_wrong_name_fails_before_the_run(tmp_path):
@@ -205,29 +199,6 @@ def test_refused_groups_are_replaced_whole_and_the_draw_depends_on_run_and_step_
     _, none = collect(0, rounds=0)
     counts = none["rollout/resampled_groups"], none["rollout/unwanted_groups"]
     assert counts == (0, 2), "what is left after the last round is trained on, and counted"
-
-
-def test_two_ranks_replace_the_same_groups_also_one_that_they_share(tmp_path):
-    """Groups of 4 over two ranks of 6 episodes: the second group has members on both."""
-
-    def collect(rank, ranks):
-        def play(tasks, **kwargs):
-            return [
-                played(task, float(i + 10 * rank) if int(task.split("/")[1]) % 2 else 1.0)
-                for i, (task, _) in enumerate(tasks)
-            ]
-
-        methods = build_methods(make_config(tmp_path, policy_method=named("KeepUnequal")), critic=False)
-        tasks = (["train/2"] * 4 + ["train/4"] * 4 + ["train/5"] * 4)[6 * rank : 6 * rank + 6]
-        return collector(methods, ranks, tmp_path, 4, max_resamples=50).collect(tasks, play, 0)
-
-    outcome, metrics = zip(*run_on_ranks(collect), strict=True)
-    resampled, unwanted = ([one[f"rollout/{name}_groups"] for one in metrics] for name in ("resampled", "unwanted"))
-    assert resampled[0] == resampled[1] >= 2 and unwanted == [0, 0]
-    tasks = outcome[0].tasks + outcome[1].tasks
-    for first in (0, 4, 8):
-        assert len(set(tasks[first : first + 4])) == 1 and int(tasks[first].split("/")[1]) % 2
-    assert tasks[8:] == ["train/5"] * 4
 
 
 # --------------------------------------------------------------------------------------------------------------- loss

@@ -111,15 +111,6 @@ def test_penalty_without_history_is_zero_and_harmless(kind):
     assert entropy.grad.tolist() == pytest.approx([0.9 if kind == "hinge" else 1.0, 1.0])
 
 
-def test_penalty_takes_a_reference_per_row_or_per_token():
-    entropy = torch.tensor([[3.0, 3.0], [3.0, 3.0]], dtype=F64)
-    # edges 2 * [1, 2] = [2, 4], so 3 lies 1 above and inside
-    per_row = smoothing_penalty(entropy, torch.tensor([[1.0], [2.0]]), alpha=1.0, **BAND)
-    assert per_row.tolist() == [[1.0, 1.0], [0.0, 0.0]]
-    per_token = smoothing_penalty(entropy, torch.tensor([[1.0, 2.0], [2.0, 1.25]]), alpha=1.0, **BAND)
-    assert per_token.tolist() == [[1.0, 0.0], [0.0, 0.5]]
-
-
 def test_hinge_gradient_is_minus_alpha_below_zero_inside_plus_alpha_above():
     entropy = torch.tensor([0.2, 0.51, 1.0, 1.99, 3.5], dtype=F64, requires_grad=True)
     smoothing_penalty(entropy, 1.0, alpha=0.1, **BAND).sum().backward()
@@ -193,12 +184,6 @@ def test_weights_by_hand():
     assert torch.equal(turn_mean_weights(renamed, mask), weights)
 
 
-def test_no_response_at_all_gives_zero_weights():
-    weights = turn_mean_weights(torch.full((2, 3), -1), torch.zeros(2, 3))
-    assert weights.tolist() == [[0.0] * 3] * 2
-    assert turn_mean_weights(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2, 0)).shape == (2, 0)
-
-
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**6))
 def test_weighted_sum_is_the_nested_mean_of_the_paper(seed):
@@ -263,14 +248,6 @@ def test_history_per_turn_by_hand():
     got = history.reference(turn_ids)
     expected = torch.tensor([[2.0, 2.0, 2.0, math.nan], [0.25, math.nan, math.nan, math.nan]])
     torch.testing.assert_close(got, expected, equal_nan=True)
-
-
-def test_history_per_turn_with_a_window_forgets_turns():
-    history = EntropyHistory(per="turn", window=1)
-    history.append({0: 1.0, 5: 2.0})
-    history.append({0: 4.0})
-    got = history.reference(torch.tensor([0, 5]))
-    assert got[0] == 4.0 and torch.isnan(got[1])
 
 
 @pytest.mark.parametrize("window", [None, 2])

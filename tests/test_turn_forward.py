@@ -328,19 +328,6 @@ def test_neither_checkpointing_nor_passes_run_again_change_anything(tmp_path, co
         assert abs(float(loss - again)) < 1e-6 and difference(gradients, gradients_again) < 1e-6
 
 
-@pytest.mark.slow
-def test_a_compiled_model_has_the_same_gradients(tmp_path):
-    """torch's own backend, without a compiler: what is traced, and run again in the backward pass."""
-    results = []
-    for changes in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
-        passes = {"tokens_per_pass": 40, "recompute_passes": True}
-        results.append(catch_step(with_episodes(make_trainer(tmp_path / str(bool(changes)), **passes, **changes))))
-    (loss, gradients), (again, compiled) = results
-    compiled = {name.replace("_orig_mod.", ""): gradient for name, gradient in compiled.items()}
-    assert largest(gradients) > 0.1
-    assert abs(float(loss - again)) < 1e-6 and difference(gradients, compiled) < 1e-6
-
-
 # ------------------------------------------------------------------------------------------------------ who sees whom
 
 
