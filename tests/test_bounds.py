@@ -35,7 +35,7 @@ from epo_trl.methods import METHODS
 from epo_trl.methods.adaptive import AdaptiveEntropy
 from epo_trl.methods.dapo import DAPO
 from epo_trl.methods.decision_bonus import DecisionBonus
-from epo_trl.methods.epo_variants import EPOConstantBeta, EPODecay
+from epo_trl.methods.epo import EPOConstantBeta, EPODecay
 from epo_trl.methods.gated import Gated
 from epo_trl.methods.registry import load_class
 from epo_trl.rollout import RolloutSettings

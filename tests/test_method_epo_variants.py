@@ -8,8 +8,7 @@ from method_batches import micro_of
 from trainer_kit import catch_step, difference, make_trainer, with_episodes
 
 from epo_trl.methods import Comm, StepSummary
-from epo_trl.methods.epo import EPO
-from epo_trl.methods.epo_variants import EPODecay, EPOSecondVersion, TurnBand
+from epo_trl.methods.epo import EPO, EPODecay, EPOSecondVersion, TurnBand
 
 HISTORY = [3.4, 3.2]
 BAND = {"epo_lambda": 0.5, "smoothing_alpha": 0.7, "kappa_low": 0.97, "kappa_high": 1.01}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from method_batches import batch_of_turns, episode_of
 
-from epo_trl.methods.gigpo import GiGPO
+from epo_trl.methods.same_state import GiGPO
 
 ONE = episode_of(["door", "hall"], [0.0, 10.0])  # returns with gamma 0.5: 5, 10
 TWO = episode_of(["door", "door"], [1.0, 0.0])  # returns 1, 0

@@ -11,11 +11,8 @@ from method_batches import batch_of_turns, episode_of, run_on_ranks
 from trainer_kit import make_trainer
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
-from epo_trl.methods.gagpo import GAGPO
-from epo_trl.methods.gigpo import GiGPO
-from epo_trl.methods.graph_gpo import SUCCESS, GraphGPO, distances_to_success
-from epo_trl.methods.hgpo import HGPO
 from epo_trl.methods.reinforce import RLOO, ReinforcePlusPlus
+from epo_trl.methods.same_state import GAGPO, HGPO, SUCCESS, GiGPO, GraphGPO, distances_to_success
 from epo_trl.types import StopReason
 
 ALL = (GiGPO, HGPO, GAGPO, GraphGPO, RLOO, ReinforcePlusPlus)

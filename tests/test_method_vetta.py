@@ -11,8 +11,7 @@ from run_kit import logged
 from trainer_kit import catch_step, make_episodes, make_ppo, with_episodes
 
 from epo_trl.methods import Comm
-from epo_trl.methods.gae import TurnGAE
-from epo_trl.methods.vetta import VETTA
+from epo_trl.methods.gae import VETTA, TurnGAE
 
 
 def test_a_terminated_episode_by_hand():
