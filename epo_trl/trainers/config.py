@@ -24,22 +24,12 @@ from epo_trl.trainers.support import check_config
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")  # TRL's loss types
 SAMPLING_CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")  # TRL's modes
-# Of TRL's fields. It reads some of them only after a batch has been collected.
+# Of TRL's fields. It checks other values of some only after a batch has been collected.
 THEIR_BOUNDS = {
     "loss_type": Annotated[str, OneOf(LOSSES)],
-    "importance_sampling_level": Annotated[str, OneOf(("token", "sequence"))],
-    "scale_rewards": Annotated[str, OneOf(("group", "batch", "none", True, False))],
-    "multi_objective_aggregation": Annotated[str, OneOf(("sum_then_normalize", "normalize_then_sum"))],
     "num_generations": Count,
-    "num_iterations": Count,
     "per_device_train_batch_size": Count,
-    "per_device_eval_batch_size": Count,
     "gradient_accumulation_steps": Count,
-    "generation_batch_size": Count | None,
-    "steps_per_generation": Count | None,
-    "beta": NonNegative,
-    "epsilon": NonNegative,
-    "epsilon_high": NonNegative | None,
     "temperature": Positive,
 }
 # TRL's losses whose scale is another where a sequence is an episode of several turns.
@@ -198,11 +188,6 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
     )
     entropy_history_window: Count | None = option(
         None, "RL steps to look back; None uses the whole history, as in the paper."
-    )
-    top_entropy_quantile: Share = option(
-        1.0,
-        "TRL's: fraction of tokens, those with the highest entropy, that the policy loss keeps; 1: all. The threshold "
-        "is that of a micro-batch, so it depends on how a batch is split.",
     )
 
     disable_dropout: bool = option(
