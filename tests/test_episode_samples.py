@@ -13,8 +13,7 @@ from trainer_kit import make_config, make_episodes, make_model, make_trainer, se
 from epo_trl.errors import InputError
 from epo_trl.methods import Comm
 from epo_trl.trainers.monitoring.episode_samples import UNFINISHED, EpisodeSamples, token_pieces
-from epo_trl.watch.sample import MAX_CHARS, Sample, TurnTexts, read_samples, sample_of, write_samples
-from epo_trl.watch.selection import Outcome, choose
+from epo_trl.watch.sample import MAX_CHARS, Outcome, Sample, TurnTexts, choose, read_samples, sample_of, write_samples
 from epo_trl.watch.source import find_samples, sample_file
 
 # ------------------------------------------------------------------------------------------------------------- choice

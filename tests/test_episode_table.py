@@ -40,14 +40,6 @@ def test_output_that_goes_to_a_file_is_not_squeezed_into_80_columns(printed):
     assert 80 < max(map(len, lines)) <= 160
 
 
-def test_on_a_narrow_terminal_the_texts_of_a_turn_stand_one_below_the_other(printed):
-    wide, narrow = printed(force_terminal=True, width=150), printed(force_terminal=True, width=80)
-    assert max(map(len, narrow)) <= 80
-    assert any(SEEN[:60] in line for line in narrow)  # a line of text has most of the columns
-    assert not any(SEEN[:60] in line for line in wide)
-    assert any("go [no action tag]" in line for line in narrow)
-
-
 def test_a_terminal_is_told_nothing_that_it_would_obey(printed):
     evil = "\x1b[31m\x1b]0;title\x07 \r \x9b31m \u202e gnp.exe </script>"
     text = "".join(printed(evil))

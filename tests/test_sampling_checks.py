@@ -5,11 +5,7 @@ import warnings
 
 import pytest
 from local_server import LocalServer
-from rollout_parts import byte_tokenizer, context_of
 from trainer_kit import make_config, make_model, make_trainer
-from transformers import LlamaConfig
-
-from epo_trl.trainers.setup import check_context_fits
 
 
 @pytest.mark.parametrize(
@@ -82,28 +78,3 @@ def test_an_evaluation_with_vllm_leaves_out_what_narrows_its_distribution(tmp_pa
         assert trainer.vllm_generation.structured_outputs_regex is None
     assert trainer.vllm_generation.generation_kwargs == given
     assert trainer.vllm_generation.structured_outputs_regex == "a+"
-
-
-@pytest.mark.parametrize(
-    ("context", "limit", "start", "longest"),
-    [
-        ("windowed", 100, 16, None),
-        ("windowed", 100, 15, 16),
-        ("concatenated", 100, 64, None),
-        ("concatenated", 100, 63, 64),  # 4 turns of 10 + 6 tokens
-        ("concatenated", 50, 49, 50),
-    ],
-)
-def test_sequences_that_longrope_scales_in_two_ways_warn(tmp_path, context, limit, start, longest):
-    args = make_config(tmp_path, max_turns=4)
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": start,
-            "short_factor": [1.0], "long_factor": [2.0]}  # fmt: skip
-    config = LlamaConfig(hidden_size=4, num_attention_heads=2, max_position_embeddings=limit, rope_parameters=rope)
-    prompts = context_of(byte_tokenizer(), context, max_prompt_tokens=10, max_response_tokens=6)
-    with warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        assert check_context_fits(args, prompts, config) == limit
-    assert [str(one.message).partition(". ")[0] for one in given] == [
-        f"max_prompt_length, max_completion_length: expected at most original_max_position_embeddings = {start} tokens "
-        f"in a sequence of this LongRoPE model, got up to {longest}"
-    ] * (longest is not None)

@@ -47,8 +47,7 @@ from epo_trl.runs.guards import SHOWN, TooManyAborted
 from epo_trl.runs.run_lock import make_folder, on_main_process, place_lock
 from epo_trl.runs.run_settings import content_digest
 from epo_trl.types import Episode, StopReason
-from epo_trl.watch.sample import Sample, write_samples
-from epo_trl.watch.selection import choose_samples
+from epo_trl.watch.sample import Sample, choose_samples, write_samples
 from epo_trl.watch.source import evaluation_file
 
 TaskLists = dict[str, list[str]]

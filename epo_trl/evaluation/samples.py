@@ -14,7 +14,6 @@ from epo_trl.errors import spelled
 from epo_trl.types import Episode
 
 FILE_COLUMNS = 160  # width of output to a file or a pipe, which has no width
-NARROW_COLUMNS = 120
 
 
 def plain(text: str, style: str = "") -> Text:
@@ -22,13 +21,8 @@ def plain(text: str, style: str = "") -> Text:
     return Text(spelled(text), style=style)
 
 
-def episode_table(episode: Episode, *, narrow: bool = False) -> Table:
-    """Creates a table with one row per turn: observation, response, action and reward.
-
-    Args:
-        episode: The episode.
-        narrow: Whether to stack the three texts of a turn instead of placing them side by side.
-    """
+def episode_table(episode: Episode) -> Table:
+    """Creates a table with one row per turn: reward, observation, response and action."""
     outcome = "won" if episode.won else f"not won ({episode.stop.value})"
     table = Table(
         title=plain(f"{episode.task_id}: {episode.task}: {outcome}, reward {episode.total_reward:.2f}"),
@@ -36,14 +30,12 @@ def episode_table(episode: Episode, *, narrow: bool = False) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    texts = ("observation, response, action",) if narrow else ("observation", "response", "action")
-    for heading in ("turn", "reward", *texts):
+    for heading in ("turn", "reward", "observation", "response", "action"):
         table.add_column(heading, overflow="fold")
     for index, turn in enumerate(episode.turns):  # shown counting from 1
         action = plain(turn.action) if turn.is_valid else plain(f"{turn.action} [{turn.error}]", style="red")
-        shown = (plain(turn.observation), plain(turn.response), action)
         paid = f"{turn.reward:.2f}" if turn.reward else ""
-        table.add_row(str(index + 1), paid, *((Text("\n").join(shown),) if narrow else shown), end_section=narrow)
+        table.add_row(str(index + 1), paid, plain(turn.observation), plain(turn.response), action)
     if episode.final_observation:
         table.add_row("", "", plain(episode.final_observation))
     if episode.error:
@@ -59,4 +51,4 @@ def print_episodes(episodes: Iterable[Episode], *, step: int | None = None, cons
     if step is not None:
         console.rule(f"episodes at step {step}")
     for episode in episodes:
-        console.print(episode_table(episode, narrow=console.width < NARROW_COLUMNS))
+        console.print(episode_table(episode))

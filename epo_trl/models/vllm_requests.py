@@ -1,8 +1,12 @@
-"""A vLLM in this process, one step at a time: each request is answered when its response is ready."""
+"""A vLLM in this process, one step at a time: each request is answered when its response is ready; its port."""
 
 from __future__ import annotations
 
+import os
+import socket
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from epo_trl.rollout import Engine, Response
@@ -61,3 +65,18 @@ class VllmRequests(Engine):
 def _sampled(flat: Any) -> list[float] | None:
     """Returns the log-probabilities of the sampled tokens, the first at each position of vLLM's `FlatLogprobs`."""
     return None if flat is None else [flat.logprobs[start] for start in flat.start_indices]
+
+
+@contextmanager
+def own_port() -> Iterator[None]:
+    """Sets `MASTER_PORT` to a port that nobody else gets in the block, unless a launcher has set it.
+
+    TRL would take 29500 if nobody listens there, and its process group listens seconds later: a second run that starts
+    in between takes it too. Both sockets allow reuse, so on Linux the group can listen on the port that is held here.
+    """
+    with socket.socket() as held:
+        if not os.environ.get("MASTER_PORT"):
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("", 0))
+            os.environ["MASTER_PORT"] = str(held.getsockname()[1])
+        yield

@@ -5,22 +5,24 @@ vLLM has them, unless its tensor parallel group must see the same prompts. trans
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import requests
 from requests.adapters import HTTPAdapter
+from tqdm.auto import tqdm
 from transformers import set_seed
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 
 from epo_trl.errors import InputError
-from epo_trl.models.vllm_requests import VllmRequests, request_params
-from epo_trl.models.vllm_start import own_port, starting_vllm
+from epo_trl.models.vllm_requests import VllmRequests, own_port, request_params
 from epo_trl.rollout import ContextBuilder, EngineError, Response
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine, TurnGenerator
@@ -54,11 +56,14 @@ def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
 @contextmanager
 def starting(args: EPOConfig) -> Iterator[None]:
     """Gives the vLLM that TRL starts in the block, if it does, a port of its own, and announces it."""
-    with ExitStack() as stack:
-        if args.use_vllm and args.vllm_mode == "colocate":
-            stack.enter_context(own_port())
-            stack.enter_context(starting_vllm(quiet=args.process_index != 0))
+    in_process = args.use_vllm and args.vllm_mode == "colocate"
+    start = time.monotonic()
+    with own_port() if in_process else nullcontext():
+        if in_process and args.process_index == 0:  # it takes a minute or more
+            tqdm.write("loading the model and starting vLLM in the process ...", file=sys.stderr)
         yield
+    if in_process and args.process_index == 0:
+        tqdm.write(f"vLLM is ready after {time.monotonic() - start:.0f} s", file=sys.stderr)
     if args.use_vllm:
         # A colocated vLLM has seeded this process with its own seed. The ranks of one engine draw the same.
         set_seed(args.seed + args.process_index // args.vllm_tensor_parallel_size)

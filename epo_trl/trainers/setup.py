@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from epo_trl.methods import Comm, Methods, build_methods
 from epo_trl.models.critic import causal_lm, detach_critic
 from epo_trl.models.families import Changed, fitted, freeze_unread, turn_off_noise
 from epo_trl.models.load import check_output_dir, load_tokenizer, sequence_limit
-from epo_trl.models.prefix_cache import longrope_start
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.runs.run_settings import uses_zero3
 from epo_trl.scoring.turn_forward import Passes
@@ -178,8 +176,6 @@ def check_test_tasks(lists: Mapping[str, Sequence[str]], suite: str) -> None:
 def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: Any) -> int | None:
     """Returns the model's maximum sequence length in tokens, or `None` if it has no limit.
 
-    Warns if a sequence may become so long that LongRoPE rescales the tokens sampled before.
-
     Raises:
         ValueError: If one turn (windowed), or `max_turns` responses after the first prompt (concatenated), cannot fit.
     """
@@ -191,17 +187,7 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
     if not known:
         return None
     name = min(known, key=known.__getitem__)
-    turns = 1 if context.is_windowed else args.max_turns
-    context.check_limit(name, known[name], turns)
-    longest = min(known[name], turns * (context.max_prompt_tokens + context.max_response_tokens))
-    start = longrope_start(model_config)
-    if start is not None and longest > start and args.process_index == 0:
-        warnings.warn(
-            f"max_prompt_length, max_completion_length: expected at most original_max_position_embeddings = {start} "
-            f"tokens in a sequence of this LongRoPE model, got up to {longest}. In a longer one the model rescales all "
-            "positions, so the loss scores its first tokens under another policy than the one that sampled them",
-            stacklevel=2,
-        )
+    context.check_limit(name, known[name], 1 if context.is_windowed else args.max_turns)
     return known[name]
 
 

@@ -1,14 +1,15 @@
-"""Stored episodes, with the texts and entropies of their tokens, and their JSON Lines files."""
+"""Stored episodes: their selection, the texts and entropies of their tokens, and their JSON Lines files."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from epo_trl.errors import InputError
 from epo_trl.runs.state_file import write_atomically
@@ -93,6 +94,46 @@ def sample_of(episode: Episode, texts: Sequence[TurnTexts] | None = None, **abou
     """Creates the sample of an episode without its token ids. `about` are the other fields of `Sample`."""
     turns = tuple(TurnTexts() for _ in episode.turns) if texts is None else tuple(texts)
     return Sample(episode.without_tokens(), turns, **about)
+
+
+class Outcome(NamedTuple):
+    """The data of an episode that selection depends on.
+
+    Args:
+        reward: Total reward of the episode.
+        usable: Whether the episode is usable, see `Episode.is_usable`.
+        group: Number of the episode's group; members of a group play the same task.
+    """
+
+    reward: float
+    usable: bool
+    group: int = 0
+
+
+def choose(outcomes: Sequence[Outcome], count: int, draw: random.Random) -> dict[int, str]:
+    """Selects at most `count` episodes; returns their indices with the reason for each.
+
+    The order is: the worst and the best by reward if they differ, then an aborted one, then random ones. Ties for the
+    worst are broken in favour of the best episode's group, so the two can be compared turn by turn.
+    """
+    usable = [i for i, outcome in enumerate(outcomes) if outcome.usable]
+    chosen: dict[int, str] = {}
+    if usable:
+        best = max(usable, key=lambda i: outcomes[i].reward)
+        worst = min(usable, key=lambda i: (outcomes[i].reward, outcomes[i].group != outcomes[best].group))
+        if outcomes[worst].reward < outcomes[best].reward:
+            chosen |= {worst: "worst", best: "best"}
+    aborted = [i for i, outcome in enumerate(outcomes) if not outcome.usable]
+    chosen |= dict.fromkeys(aborted[:1], "aborted")
+    others = [i for i in range(len(outcomes)) if i not in chosen]
+    chosen |= dict.fromkeys(draw.sample(others, len(others)), "random")
+    return dict(list(chosen.items())[:count])
+
+
+def choose_samples(episodes: Sequence[Episode], count: int, draw: random.Random, *, split: str) -> list[Sample]:
+    """Selects at most `count` episodes of an evaluation with `choose`."""
+    outcomes = [Outcome(episode.total_reward, episode.is_usable) for episode in episodes]
+    return [sample_of(episodes[i], split=split, why=why) for i, why in choose(outcomes, count, draw).items()]
 
 
 def write_samples(path: str | os.PathLike[str], samples: Iterable[Mapping[str, Any]]) -> None:

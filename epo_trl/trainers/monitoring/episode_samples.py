@@ -17,8 +17,7 @@ from torch import Tensor
 from epo_trl.methods import Comm
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.types import Episode, Turn
-from epo_trl.watch.sample import Sample, TurnTexts, sample_of, write_samples
-from epo_trl.watch.selection import Outcome, choose
+from epo_trl.watch.sample import Outcome, Sample, TurnTexts, choose, sample_of, write_samples
 from epo_trl.watch.source import sample_file
 
 UNFINISHED = "\ufffd"  # a decoder's output for an incomplete character
