@@ -1,16 +1,8 @@
 """Multi-turn training as a subclass of TRL's GRPOTrainer.
 
 TRL samples and groups the tasks and provides the clipped surrogate and its variants, KL, the reference model, gradient
-accumulation, distribution and logging. This class overrides its methods, nearly all around `super()`. The work is done
-by separate components and by the methods named in the configuration (`epo_trl.methods`).
-
-- `_generate_and_score_completions`: collects episodes for TRL, each as one row whose turns are segments (`RLStep`), and
-  adds turn ids and per-token advantages to the batch;
-- `_calculate_rewards`: excludes aborted episodes from the baseline, finds the groups without a difference;
-- `_get_per_token_logps_and_entropies`: scores each turn as its own sequence, in place of TRL's body;
-- `compute_loss`: adds the methods' terms to TRL's policy loss;
-- `training_step`, `log`: end an RL step, print sample episodes;
-- `evaluate`: evaluates on the test lists, in place of TRL's body.
+accumulation, distribution and logging. This class overrides its methods, nearly all around `super()`. `RLStep` takes a
+batch of episodes from their collection to the loss, with the methods named in the configuration (`epo_trl.methods`).
 """
 
 from __future__ import annotations
@@ -339,8 +331,7 @@ class EPOTrainer(OwnModelCard, RLRun):
         }
 
     def _run_state(self) -> dict[str, Any]:
-        parts = {"health": self.health.state_dict()}
-        return {**super()._run_state(), **parts}
+        return {**super()._run_state(), "health": self.health.state_dict()}
 
     def _load_run_state(self, state: dict[str, Any]) -> None:
         super()._load_run_state(state)
@@ -426,7 +417,7 @@ class EPOTrainer(OwnModelCard, RLRun):
         metrics = scalars(self.last_reports, metric_key_prefix)
         if self.best_step is None:  # that of the best weights was logged at their step
             self.log(dict(metrics))
-        metrics |= worst_if_missing(self, metrics, metric_key_prefix)
+        metrics |= worst_if_missing(self.args, metrics, metric_key_prefix)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.model.train(training)
         return metrics

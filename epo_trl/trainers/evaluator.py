@@ -106,23 +106,16 @@ def scalars(reports: Sequence[EvalReport], prefix: str) -> dict[str, float]:
     return {f"{prefix}_{one.split}/{name}": value for one in reports for name, value in one.scalars().items()}
 
 
-def worst_if_missing(trainer: Any, metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """Returns `metric_for_best_model` with the worst value if an evaluation lacks it, since its tasks were aborted.
-
-    Args:
-        trainer: The trainer, an `EPOTrainer`.
-        metrics: Metrics of the evaluation.
-        prefix: Prefix of their names, without `_`.
-    """
-    args: EPOConfig = trainer.args
+def worst_if_missing(args: EPOConfig, metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Returns `metric_for_best_model` with the worst value if an evaluation lacks it, since its tasks were aborted."""
     metric = (args.metric_for_best_model or "").removeprefix("eval_")
     name = f"{prefix}_{metric}"
     if name in metrics or not metrics.get(f"{prefix}_{metric.partition('/')[0]}/aborted"):
         return {}
     if args.process_index == 0:
         warnings.warn(
-            f"metric_for_best_model: the evaluation at step {trainer.step_of_weights} has no {metric!r}, since the "
-            "episodes that would have it were aborted; it is taken as the worst",
+            f"metric_for_best_model: the evaluation has no {metric!r}, since the episodes that would have it were "
+            "aborted; it is taken as the worst",
             stacklevel=2,
         )
     return {name: -math.inf if args.greater_is_better else math.inf}
