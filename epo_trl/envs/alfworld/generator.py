@@ -24,7 +24,6 @@ from epo_trl.envs.base import EnvError
 SET_FILE = "generated.json"  # beside the games of `write_games`: the arguments they were made from
 _ATTEMPTS = 100
 
-
 # These numbers bring averages close to those of the real games: benchmarks/compare_alfworld_games.py.
 _CAPACITY = {
     **dict.fromkeys(("StoveBurner", "CoffeeMachine", "Toaster"), 1),
