@@ -26,7 +26,7 @@ TOKENS = {"choices": "ref-nucleus/choice_entropy", "forced": "ref-nucleus/forced
 THIRDS = {third: f"entropy/{third}_third" for third in ("first", "middle", "last")}
 # Metrics with a value for every RL step, since results are computed from them, and metrics of about POINTS points.
 COMPLETE = (SUCCESS, INVALID, ENTROPY, TOKENS["choices"])
-THINNED = (TOKENS["forced"], "ref-nucleus/choice_share", "critic/explained_variance", "kl")
+THINNED = (TOKENS["forced"], "ref-nucleus/choice_share", "env/group_equal", "critic/explained_variance", "kl")
 POINTS = 30
 DIGITS = 3  # significant digits of a stored number
 SUCCESS_DIGITS = 9  # those of the success rate: it is compared with levels, and a tie has to stay one
