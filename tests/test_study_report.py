@@ -103,27 +103,18 @@ def test_the_paper_s_table_by_hand():
     assert training_table(study, outcomes) == "" == thirds_table(outcomes)
 
 
-def test_the_gain_of_rl_is_paired_by_seed():
-    """Gains of 10 and 30 points: 20, with a standard error of 10, and t is 12.706 at one degree of freedom."""
-    records = [record_of("a", 1, evaluations=[(0, "iid", 2), (5, "iid", 9), (9, "iid", 3)]),
-               record_of("a", 2, evaluations=[(0, "iid", 1), (9, "iid", 4)]), record_of("b", 1, [0.5])]  # fmt: skip
-    lines = gains_table(judge(study_of("a", "b"), records)).splitlines()
-    assert lines[0] == "| arm | seeds | IID Succ. |" and lines[2:] == ["| a | 2 | +20.0 (-107.1 to +147.1) |"]
-    assert gains_table(judge(study_of("b"), records[2:])) == ""
-
-
-def test_a_gain_is_from_the_run_s_own_start_and_over_both_lists_of_the_seeds_that_have_both():
-    """Another machine makes another warm start of the same seed: b's is better by 30 points than a's."""
-    records = [record_of("a", 1, evaluations=[(0, "iid", 2), (0, "ood", 1), (9, "iid", 5), (9, "ood", 2)]),
-               record_of("a", 2, evaluations=[(0, "iid", 2), (9, "iid", 5)]),
+def test_the_gain_of_rl_is_from_the_run_s_own_start_and_over_both_lists_of_the_seeds_that_have_both():
+    """Gains of a of 10 and 30 points: 20, with a standard error of 10, and t is 12.706 at one degree of freedom."""
+    one = [(0, "iid", 2), (0, "ood", 1), (5, "iid", 9), (9, "iid", 3), (9, "ood", 2)]
+    records = [record_of("a", 1, evaluations=one), record_of("a", 2, evaluations=[(0, "iid", 1), (9, "iid", 4)]),
                record_of("b", 1, evaluations=[(0, "iid", 5), (0, "ood", 4), (9, "iid", 6), (9, "ood", 6)]),
                record_of("c", 1, evaluations=[(9, "iid", 6), (9, "ood", 6)])]  # fmt: skip
-    study = study_of("a", "b", "c", eval_window=1)
+    study = study_of("a", "b", "c")
     lines = gains_table(judge(study, records)).splitlines()
     assert lines[0] == "| arm | seeds | IID Succ. | OOD Succ. | mean of the lists, Succ. |"
-    assert lines[2] == "| a | 2 | +30.0 (+30.0 to +30.0) | +10.0 | +20.0 |"
-    assert lines[3] == "| b | 1 | +10.0 | +20.0 | +15.0 |"
-    assert len(lines) == 4  # c was not played before RL
+    assert lines[2] == "| a | 2 | +20.0 (-107.1 to +147.1) | +10.0 | +10.0 |"
+    assert lines[3:] == ["| b | 1 | +10.0 | +20.0 | +15.0 |"]  # c was not played before RL
+    assert gains_table(judge(study, [record_of("b", 1, [0.5])])) == ""
 
 
 def test_entropy_of_choices_and_of_forced_tokens_by_hand():
