@@ -20,6 +20,7 @@ from rollout_parts import (
 )
 
 from epo_trl.rollout import RolloutSettings, parse_response, parsing, play_episodes
+from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.types import StopReason
 
@@ -107,6 +108,23 @@ def test_prompts_shortened_for_want_of_room_are_counted(tokenizer):
     assert [turn.dropped_turns for turn in episode.turns] == [0, 1, 1]
     last = tokenizer.decode(episode.turns[2].prompt_ids)
     assert "task: find it. 2 turns, last 1: (2 saw a did go). Turn 3 see: b" in last
+
+
+@pytest.mark.parametrize("invalid", ["pass", "skip"])
+def test_a_turn_without_tokens_is_the_turn_of_a_policy_that_says_the_same(tokenizer, invalid):
+    rules = RolloutSettings(max_turns=3, invalid_action=invalid, env_reward_weight=0.5)
+    envs = [ScriptedEnv(step("a", reward=2.0), WIN) for _ in range(2)]
+    [played] = play(tokenizer, envs[:1], [[answer("fly  off")], [answer("GO")], [answer("go")]], rules)
+    episode = RunningEpisode("task/0", 10, envs[1], rules)
+    episode.start()
+    for said in ("fly  off", "GO", "go"):
+        if episode.stop is None:
+            assert episode.act(said, thought="hm") is episode.turns[-1]
+    bare, other = (
+        replace(each, turns=tuple(replace(turn, response="") for turn in each.turns))
+        for each in (episode.to_episode().without_tokens(), played.without_tokens())
+    )
+    assert bare == other and envs[0].received == envs[1].received and bare.invalid_actions == 1
 
 
 # --- Rewards and invalid actions -----------------------------------------------------------------------------------
