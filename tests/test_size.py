@@ -8,7 +8,7 @@ import pytest
 from test_layers import PACKAGE, part_of
 
 ROOT = PACKAGE.parent
-LINES = {"core": 19621, "games": 5360, "lab": 3725, "tests": 33600, "docs": 4967}
+LINES = {"core": 19501, "games": 5359, "lab": 3603, "tests": 32239, "docs": 4965}
 
 
 def part_of_the_project(path: Path) -> str:
