@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.games
 textworld = pytest.importorskip("textworld", reason="needs the extra 'alfworld'")
 from compare_alfworld_engines import ODD_FORMS, CachedTextWorld, compare  # noqa: E402
 
+from epo_trl.envs.alfworld import textworld_engine  # noqa: E402
+from epo_trl.envs.alfworld.refuse_code import refuse_code  # noqa: E402
 from epo_trl.envs.alfworld.textworld_engine import TextWorldEngine  # noqa: E402
 
 SPLITS = ("train", "iid", "ood")
@@ -135,3 +138,42 @@ def test_alfworlds_own_environment_finds_every_written_game(tmp_path, capsys):
         "dataset": {"data_path": str(tmp_path / "json_2.1.1" / "train"), "num_train_games": 0},
     }
     assert len(AlfredTWEnv(config).game_files) == 6
+
+
+def test_code_in_a_task_sentence_is_refused_and_never_run(tmp_path, monkeypatch):
+    path = tmp_path / "proof"
+    code = f"{{open({str(path)!r}, 'w').write('run')}}"
+    game = small_game()
+    game = replace(game, grammar=game.grammar.replace("Your task is to: ", f"Your task is to: {code} "))
+    engine = TextWorldEngine()
+    with pytest.raises(EnvError, match="train/0.*task sentence.*as code"):
+        engine.start(game)
+    assert not path.exists()
+    monkeypatch.setattr(textworld_engine, "refuse_code", lambda game: None)
+    engine.start(game)  # without the check, TextWorld runs it
+    assert path.read_text() == "run"
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "old", "new"),
+    [
+        ("grammar", "You open the {r.name}", "You open the {exit()}"),
+        ("grammar", "You open the {r.name}", r"You open the \u007bexit()\u007d"),
+        ("grammar", "[{o.indefinite + ' ' + o.name |", "[{o.__class__ |"),
+        ("grammar", "[{o.indefinite + ' ' + o.name |", r"[{o.name + '\\x7bo.__class__\\x7d' |"),
+        ("grammar", 'template :: "open {r}"', 'template :: "open {exit()}"'),
+        ("grammar", '"#OpenObject.feedback#"', '"{exit()}"'),
+        ("problem", "agent1", "agent1{r.__class__}"),
+        ("problem", "agent1", "agent" + "1" * 200),
+        ("domain", "?lEnd", "?lEnd{0}"),
+    ],
+)
+def test_other_texts_that_textworld_would_evaluate_or_copy_blindly_are_refused(field, old, new):
+    game = small_game()
+    text = getattr(game, field)
+    assert old in text
+    refuse_code(game)
+    refuse_code(as_downloaded(game))
+    with pytest.raises(EnvError, match="as code"):
+        refuse_code(replace(game, **{field: text.replace(old, new)}))

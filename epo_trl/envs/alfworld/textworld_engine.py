@@ -8,6 +8,7 @@ import tempfile
 from typing import Any
 
 from epo_trl.envs.alfworld.game_files import Game
+from epo_trl.envs.alfworld.refuse_code import refuse_code
 from epo_trl.envs.base import EnvError
 
 
@@ -25,14 +26,13 @@ class TextWorldEngine:
     def start(self, game: Game) -> TextWorldPlay:
         """Starts an episode of a game and ends the current one. Needs about a second, or half of it for the same game.
 
-        TextWorld evaluates the texts of the game as Python.
-
         Raises:
-            EnvError: If the engine is closed.
+            EnvError: If the engine is closed, or the file contains text that TextWorld would run as code.
         """
         if self._env is None:
             raise EnvError("reset: the environment is closed; create another")
         if game != self._loaded:
+            refuse_code(game)
             self._load(game)
         return TextWorldPlay(self._env, self._env.reset())
 
