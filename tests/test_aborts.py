@@ -126,7 +126,7 @@ def test_an_evaluation_whose_episodes_were_aborted_is_the_worst_and_does_not_end
         return [replace(one, score=10.0 * step()) for one in episodes]
 
     trainer.play = score
-    with pytest.warns(UserWarning, match=f"metric_for_best_model: .*step {aborted} .* no 'iid/score'") as caught:
+    with pytest.warns(UserWarning, match="metric_for_best_model: .* no 'iid/score'") as caught:
         trainer.train()
     first = r"4 of 4 episodes of 'iid' were aborted; .*The first error: task 'iid/\d+': \\x1bno game"
     assert any(re.match(first, str(one.message)) for one in caught)

@@ -56,36 +56,6 @@ def test_a_profile_counts_the_sampled_tokens_and_every_second_once():
     assert measured["parts"]["gradients"] < measured["parts"]["weights"]
 
 
-def test_many_updates_are_done_in_micro_batches(monkeypatch):
-    import bench_scaling
-
-    made, passes = bench_scaling.make, []
-
-    def make(*args, **kwargs):
-        one = made(*args, **kwargs)
-        return lambda: passes.append(one())
-
-    monkeypatch.setattr(bench_scaling, "make", make)
-    monkeypatch.setattr(bench_scaling, "SIZES", {**SIZES, "vocab_size": 256})
-    bench_scaling.make_all(8, 2)()
-    assert len(passes) == 2 and passes[0] == passes[1] > 0
-
-
-def test_all_rollouts_sample_the_same_tokens_and_one_keeps_no_keys_and_values(monkeypatch):
-    import bench_rollout
-
-    from epo_trl.trainers import generation
-
-    reuse, reused, found = generation.reusing_prefixes, [], {}
-    monkeypatch.setattr(generation, "can_reuse", generation.can_reuse)  # restored after the test
-    monkeypatch.setattr(generation, "reusing_prefixes", lambda *args: reused.append(way) or reuse(*args))
-    for way in ("TRL", "ours, concatenated", "ours, windowed", "ours, not kept"):
-        found[way] = bench_rollout.make(way, 2, 2, 16, SIZES)()
-    assert sorted(found) == sorted(bench_rollout.WAYS)
-    assert {sampled for sampled, _ in found.values()} == {found["TRL"][0]}
-    assert reused == ["ours, concatenated", "ours, windowed"]
-
-
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_rl_steps_are_timed_in_turn_and_one_batch_ahead(ahead, monkeypatch):
     import bench_ahead

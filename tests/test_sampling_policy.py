@@ -1,15 +1,11 @@
 """A policy outside of a trainer samples from the whole distribution, whatever its checkpoint says of sampling."""
 
-import copy
-
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from trainer_kit import make_model, toy_tokenizer
 from transformers import GenerationConfig
 
 from epo_trl.models.generate import SamplingPolicy
-from epo_trl.models.load import load_tokenizer
 
 # As checkpoints of chat models have it.
 OWN = {"do_sample": True, "temperature": 0.7, "top_p": 0.5, "top_k": 2, "repetition_penalty": 1.5, "min_new_tokens": 9}
@@ -31,18 +27,6 @@ def test_what_a_checkpoint_says_of_sampling_changes_nothing(temperature):
     plain, other = policies(temperature)
     assert plain(PROMPTS) == other(PROMPTS)
     assert other.model.generation_config.top_p == OWN["top_p"]  # the model is as it was
-
-
-@pytest.mark.parametrize("task", ["CAUSAL_LM", None])
-def test_what_the_base_of_an_adapter_says_changes_nothing_either(task):
-    plain, other = policies(1.0)
-    expected = plain(PROMPTS)
-    config = LoraConfig(r=2, target_modules=["q_proj"], task_type=task)  # begins as if it were not there
-    other.model = get_peft_model(other.model, config).eval()
-    assert other(PROMPTS) == expected
-    base = other.model.get_base_model()
-    assert base.generation_config.top_p == OWN["top_p"] and base.generation_config.eos_token_id is not None
-    assert other.model.merge_and_unload().generation_config.top_p == OWN["top_p"]
 
 
 @pytest.mark.parametrize("own", [{}, OWN])
@@ -82,15 +66,3 @@ def test_every_token_can_be_sampled():
     drawn, _ = policy([PROMPTS[0]] * 3000)
     assert likely.sum() > OWN["top_k"]
     assert {int(token) for token in likely.nonzero()} <= {row[0] for row in drawn}
-
-
-def test_a_tokenizer_without_padding_pads_with_its_end_token(tmp_path):
-    tokenizer = copy.deepcopy(toy_tokenizer())
-    expected = policies(0.0)[0](PROMPTS)
-    tokenizer.pad_token = None
-    assert (
-        SamplingPolicy(make_model(seed=1, sharpness=2.0), tokenizer, max_new_tokens=30, temperature=0.0)(PROMPTS)
-        == expected
-    )
-    tokenizer.save_pretrained(tmp_path)
-    assert load_tokenizer(str(tmp_path)).pad_token == tokenizer.eos_token

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from statistics import fmean, stdev
+from statistics import fmean
 
 import pytest
 import torch
@@ -22,33 +22,6 @@ from trainer_kit import (
     saved,
     with_episodes,
 )
-
-
-def test_rewards_and_lengths_by_hand(tmp_path):
-    """The members of the second group are paid 1 each. Rows 0 and 3 end with the token that ends a response, and the
-    row of the aborted episode, which counts with a length of 0 and a prompt of one token, does too."""
-    trainer = make_trainer(tmp_path, max_steps=1)
-    (end,) = trainer.eos_token_ids
-    episodes = make_episodes()
-    for row, episode in enumerate(episodes):
-        *turns, last = episode.turns
-        if row in (0, 3):
-            last = replace(last, response_ids=(*last.response_ids[:-1], end))
-        if row >= GROUP:
-            last = replace(last, reward=1.0)
-        episodes[row] = replace(episode, turns=(*turns, last))
-    with_episodes(trainer, episodes).train()
-    returns = [10.0, -0.1, 0.0, 9.8, 1.0, 1.0, 1.0]
-    wanted = {
-        "reward": fmean(returns), "reward_std": stdev(returns), "frac_reward_zero_std": 0.5,
-        "rewards/episode_return/mean": fmean(returns), "rewards/episode_return/std": stdev(returns),
-        "completions/mean_length": 39 / 8, "completions/min_length": 0, "completions/max_length": 12,
-        "completions/clipped_ratio": 5 / 8, "completions/mean_terminated_length": (8 + 4 + 0) / 3,
-        "completions/min_terminated_length": 0, "completions/max_terminated_length": 8,
-        "num_tokens": 4 * 5 + 3 * 9 + 1 + 39,
-    }  # fmt: skip
-    line = trainer.state.log_history[0]
-    assert {name: line[name] for name in wanted} == pytest.approx(wanted)
 
 
 def test_entropy_and_divergence_are_those_of_plain_forwards(tmp_path):
