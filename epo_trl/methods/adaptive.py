@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from epo_trl.bounds import NonNegative
-from epo_trl.errors import InputError
 from epo_trl.methods.base import Method, MicroBatch, StepSummary
 
 
@@ -38,8 +37,6 @@ class AdaptiveEntropy(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.start > self.maximum:
-            raise InputError(f"start: expected a number <= maximum ({self.maximum}), got {self.start}")
         self.coefficient, self.active = self.start, True
 
     def loss(self, micro: MicroBatch) -> Tensor | None:

@@ -42,20 +42,12 @@ class AEPO(Method):
     epsilon_high: float | None = None
 
     def check(self, args: Any) -> None:
-        """Rejects losses and ratios with another form of clipping, and fields that exclude tokens from the loss."""
-        clashes = {
-            "loss_type": args.loss_type not in _CLIPPED_LOSSES,
-            "policy_method": "gspo" in args.policy_method,
-            "importance_sampling_level": args.importance_sampling_level != "token",
-            "top_entropy_quantile": args.top_entropy_quantile != 1.0,
-            "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
-        }
-        for field, is_clash in clashes.items():
-            if self.keep_clipped and is_clash:
-                raise InputError(
-                    f"{field}: got {getattr(args, field)!r}, with which 'aepo' does not know the tokens that are "
-                    "clipped by their own ratio. Change it, or set keep_clipped=false in method_kwargs."
-                )
+        """Rejects losses and ratios with another form of clipping."""
+        if self.keep_clipped and (args.loss_type not in _CLIPPED_LOSSES or "gspo" in args.policy_method):
+            raise InputError(
+                f"loss_type, policy_method: expected a clipped ratio per token with 'aepo', got {args.loss_type!r} and "
+                f"{args.policy_method}; set keep_clipped=false in method_kwargs"
+            )
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Weights the advantages by the standardised entropies."""

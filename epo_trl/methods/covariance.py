@@ -58,14 +58,9 @@ class ClipCov(Method):
     config_fields = ("seed",)
 
     share: Share = 2e-4
-    low: float = 1.0
-    high: float = 5.0
+    low: NonNegative = 1.0
+    high: NonNegative = 5.0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.low < self.high:
-            raise InputError(f"low, high: expected numbers with 0 <= low < high, got {self.low} and {self.high}")
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Sets the advantages of the drawn tokens to 0."""

@@ -55,7 +55,13 @@ class DecisionBonus(Method):
         else:
             number = round(self.top_share * int(batch.ranks.sum(batch.mask.sum())))
             decisions = lowest(-batch.entropy, uncertain, number, batch)
-        return ModifiedAdvantages(advantages, {"decisions": decisions}, decision_metrics(decisions, batch))
+        parts = torch.stack([decisions, batch.mask.bool() & ~decisions]).flatten(1)
+        sums = torch.where(parts, batch.entropy.double().flatten(), 0.0).sum(1)
+        sums, counts = batch.ranks.sum(torch.stack([sums, parts.sum(1)])).tolist()
+        names = ("entropy/decision_tokens", "entropy/forced_tokens")
+        metrics = {name: sums[i] / counts[i] for i, name in enumerate(names) if counts[i]}
+        metrics["entropy/decision_share"] = counts[0] / max(sum(counts), 1)
+        return ModifiedAdvantages(advantages, {"decisions": decisions}, metrics)
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
         """Returns the entropy bonus."""
@@ -68,18 +74,3 @@ class DecisionBonus(Method):
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns the weight of this step."""
         return {"decision-bonus/weight": self._weight(step.rl_step, step.total_rl_steps)}
-
-
-def decision_metrics(decisions: Tensor, batch: Batch) -> dict[str, float]:
-    """Returns the mean entropies of decision and forced tokens, in nats, and the share of decisions. Collective.
-
-    Args:
-        decisions: (B, T) booleans, true on decision tokens.
-        batch: The batch they belong to.
-    """
-    parts = torch.stack([decisions, batch.mask.bool() & ~decisions]).flatten(1)
-    sums = torch.where(parts, batch.entropy.double().flatten(), 0.0).sum(1)
-    sums, counts = batch.ranks.sum(torch.stack([sums, parts.sum(1)])).tolist()
-    names = ("entropy/decision_tokens", "entropy/forced_tokens")
-    means = {name: sums[i] / counts[i] for i, name in enumerate(names) if counts[i]}
-    return {**means, "entropy/decision_share": counts[0] / max(sum(counts), 1)}

@@ -176,7 +176,7 @@ class EPODecay(EPOBase):
 
     Args:
         over: `"training"` (appendix B.4.1) or `"turns"` (section 5.4).
-        end_weight: Weight at the last RL step, or in turn `max_turns`; at most `epo_lambda`.
+        end_weight: Weight at the last RL step, or in turn `max_turns`.
         schedule: `"linear"` or `"cosine"`.
     """
 
@@ -191,8 +191,6 @@ class EPODecay(EPOBase):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_schedule(self.schedule, self.end_weight)
-        if self.end_weight > self.epo_lambda:
-            raise InputError(f"end_weight: expected at most epo_lambda ({self.epo_lambda}), got {self.end_weight}")
 
     def weight(self, rl_step: int, total_rl_steps: int) -> float:
         """Returns lambda at this RL step; over turns, lambda of the first turn."""

@@ -30,6 +30,7 @@ class ReferenceNucleus(Method):
         end_weight: Coefficient at the last RL step; `None` with a constant schedule.
     """
 
+    card = "an entropy bonus over the reference nucleus (above {cut:g}), weight {weight:g}, {schedule}"
     loss_statistics = {"entropy": lambda head, marks: nucleus_entropy(head, marks["candidates"])}
 
     cut: Annotated[float, Range(least=0.001, below=0.5)] = 0.02
@@ -41,12 +42,6 @@ class ReferenceNucleus(Method):
         super().__post_init__()
         check_schedule(self.schedule, self.end_weight)
         self.tally = Tally("choices", "forced", "nucleus_entropy", "choice_entropy", "forced_entropy")
-
-    @property
-    def card(self) -> str:
-        """The method and its settings."""
-        end = "" if self.end_weight is None else f" to {self.end_weight:g}"
-        return f"an entropy bonus over the reference nucleus (above {self.cut:g}), weight {self.weight:g}{end}"
 
     def weight_at(self, rl_step: int, total_rl_steps: int) -> float:
         """Returns the coefficient of an RL step."""

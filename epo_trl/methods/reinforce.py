@@ -38,14 +38,10 @@ class ReinforcePlusPlus(Method):
         baseline: Whether to subtract the mean R of the task's episodes first ("REINFORCE++-baseline").
     """
 
+    card = "[REINFORCE++](https://arxiv.org/abs/2501.03262), baseline: {baseline}"
     needs = {Need.TURN_REWARDS}
 
     baseline: bool = True
-
-    @property
-    def card(self) -> str:
-        """The method's name and its paper."""
-        return f"[REINFORCE++{'-baseline' * self.baseline}](https://arxiv.org/abs/2501.03262)"
 
     def credit(self, batch: Batch) -> Credit:
         """Returns one advantage per episode."""

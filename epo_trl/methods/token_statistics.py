@@ -46,16 +46,12 @@ def per_turn_means(values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
     The means are float64, and 0 for turns without counted tokens.
     """
-    counts = turn_lengths(batch)
-    return _turn_sums(values.double() * batch.mask, batch) / counts.clamp(min=1), counts > 0
+    counts = turn_sums(batch.mask, batch)
+    return turn_sums(values.double() * batch.mask, batch) / counts.clamp(min=1), counts > 0
 
 
-def turn_lengths(batch: Batch) -> Tensor:
-    """Returns (B, K) numbers of counted tokens of each turn, float64."""
-    return _turn_sums(batch.mask, batch)
-
-
-def _turn_sums(values: Tensor, batch: Batch) -> Tensor:
+def turn_sums(values: Tensor, batch: Batch) -> Tensor:
+    """Returns (B, K) sums of (B, T) values over the tokens of each turn, float64."""
     sums = torch.zeros_like(batch.turn_rewards, dtype=torch.float64)
     return sums.scatter_add(1, batch.turn_ids.clamp(min=0).long(), values.double())
 

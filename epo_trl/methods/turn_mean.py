@@ -11,7 +11,7 @@ from torch import Tensor
 from epo_trl.bounds import OneOf
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, ModifiedAdvantages
-from epo_trl.methods.token_statistics import on_tokens, token_extremes, turn_lengths
+from epo_trl.methods.token_statistics import on_tokens, token_extremes, turn_sums
 
 _TOKEN_MEANS = ("dapo", "cispo", "vespo")  # TRL's losses that are means over the tokens of the whole batch
 
@@ -40,7 +40,7 @@ class TurnMean(Method):
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
         """Multiplies each advantage by the token's weight in the mean over turns, relative to that in TRL's mean."""
-        lengths = turn_lengths(batch)
+        lengths = turn_sums(batch.mask, batch)
         divisors = lengths * (lengths > 0).sum(1, keepdim=True) if self.over == "episodes" else lengths
         weights = batch.mask / on_tokens(divisors, batch).clamp(min=1)
         tokens, total = batch.ranks.sum(torch.stack([lengths.sum(), weights.sum()])).tolist()

@@ -26,18 +26,11 @@ class VarianceFilter(Method):
         most: Largest number of groups to train on, for batches that play more groups than that; `None` for all.
     """
 
+    card = "the groups with {share:g} of the reward variance ([RAGEN-2](https://arxiv.org/abs/2604.06268))"
     needs = {Need.GROUPS}
 
     share: PositiveShare = 0.9
     most: Count | None = None
-
-    @property
-    def card(self) -> str:
-        """The paper and the settings."""
-        most = "" if self.most is None else f", at most {self.most}"
-        return (
-            f"the groups with {self.share:g} of the reward variance ([RAGEN-2](https://arxiv.org/abs/2604.06268){most})"
-        )
 
     def check(self, args: Any) -> None:
         """Rejects the loss whose mean counts the micro-batches of groups that are left out."""

@@ -182,7 +182,7 @@ HEAD_FUNCTIONS = {
     "log-probabilities and entropies": (log_probs_and_entropies, plain_log_probs_and_entropies),
     "entropy inside candidates": (nucleus_entropy, plain_nucleus_entropy),
     "entropy of the nucleus": (lambda head, _: head.map(own_nucleus), lambda logits, _: own_nucleus(logits)),
-    "mean discriminator": (lambda head, _: head.map(mean_discriminator), mean_discriminator_of),
+    "mean discriminator": (lambda head, _: head.map(mean_discriminator).detach(), mean_discriminator_of),
 }  # fmt: skip
 
 
