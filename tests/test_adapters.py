@@ -47,11 +47,6 @@ def policy(path, folder, kind=EPOConfig, **given):
     return args, policy_for_training(ModelConfig(path, **given), args, ToySuite(), "compact")
 
 
-def test_the_adapter_of_the_fixture_matters(adapter):
-    base = AutoModelForCausalLM.from_pretrained(adapter.folder / "base")
-    assert (logits(base) - adapter.logits).abs().max() > 0.1
-
-
 def test_with_use_peft_an_adapter_is_trained_on_as_it_is(adapter, tmp_path):
     _, given = policy(adapter.path, tmp_path, use_peft=True)
     model = given["model"]
@@ -191,24 +186,6 @@ def test_an_adapter_notes_the_revision_of_its_base_and_goes_on_it_again(adapter,
     assert asked == ["v2", "main"]
 
 
-def test_the_memory_of_an_adapter_is_that_of_its_base(adapter, capsys):
-    assert main(["memory", "--model", adapter.path, "--gpus", "1"]) == 0
-    shown = capsys.readouterr().out
-    assert main(["memory", "--model", str(adapter.folder / "base"), "--gpus", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == shown.splitlines()[1:]
-
-
-def test_an_adapter_that_is_trained_on_takes_the_memory_of_its_own_rank(adapter, capsys):
-    def bytes_of(model, *options):
-        words = ["--config", "trap/tiny_cpu", "--gpus", "1", "--json", "--model_name_or_path", str(model), *options]
-        assert main(["memory", *words]) == 0
-        return json.loads(capsys.readouterr().out)["bytes"]
-
-    new = [bytes_of(adapter.folder / "base", "--use_peft", "--lora_r", rank) for rank in ("4", "16")]
-    assert new[0] != new[1] and bytes_of(adapter.path, "--use_peft") == new[0]
-    assert bytes_of(adapter.path) == bytes_of(adapter.folder / "base")
-
-
 def with_other_weights(folder, factor=2.0):
     weights = load_file(folder / "adapter_model.safetensors")
     save_file({name: factor * value for name, value in weights.items()}, folder / "adapter_model.safetensors")
@@ -235,15 +212,6 @@ def test_the_adapter_that_a_run_starts_from_is_one_of_its_settings(adapter, tmp_
     with_other_weights(other)
     (line,) = differences(before, seen(other))
     assert line.startswith("adapter_weights: 'a folder of weights, XXH3 ")
-
-
-def test_only_a_checkpoint_finds_its_base_beside_it(adapter, tmp_path):
-    shutil.copytree(adapter.folder / "base", tmp_path / "base")
-    for name in ("run", "checkpoint-2", "last-checkpoint"):
-        (tmp_path / name).mkdir()
-        shutil.copy(adapter.folder / "adapter_config.json", tmp_path / name)
-        found = adapters.Adapter.find(str(tmp_path / name))
-        assert found.base == str((adapter.folder if name == "run" else tmp_path) / "base")
 
 
 def test_a_checkpoint_behind_a_link_or_a_dot_finds_its_base_beside_it(adapter, tmp_path, monkeypatch):
@@ -298,30 +266,6 @@ def test_precision_and_attention_are_those_that_were_asked_for(adapter, tmp_path
         assert (
             model.config._attn_implementation == "eager" and model.get_input_embeddings().weight.dtype == torch.bfloat16
         )
-
-
-def test_four_bits_reach_every_loader(adapter, tmp_path, monkeypatch):
-    asked, wish = [], object()
-
-    def record(path, **kwargs):
-        asked.append(kwargs["quantization_config"])
-        raise LookupError
-
-    monkeypatch.setattr(load, "get_quantization_config", lambda args: wish if args.load_in_4bit else None)
-    monkeypatch.setattr(load, "create_model_from_path", record)
-    monkeypatch.setattr(families, "create_model_from_path", record)
-    four = {"load_in_4bit": True}
-    assert policy(f"{adapter.path}/base", tmp_path, use_peft=True, **four)[1]["quantization_config"] is wish
-    for begin in (
-        lambda: policy(adapter.path, tmp_path, use_peft=True, **four),
-        lambda: load_policy(ModelConfig(adapter.path, **four), ToySuite(), "compact"),
-        lambda: load_policy(ModelConfig(f"{adapter.path}/base", **four), ToySuite(), "compact"),
-    ):
-        with pytest.raises(LookupError):
-            begin()
-    assert asked == [wish] * 3
-    with pytest.raises(ValueError, match="load_in_4bit, load_in_8bit: got True without use_peft"):
-        policy(adapter.path, tmp_path, **four)
 
 
 def test_a_new_adapter_on_an_architecture_that_peft_does_not_know_is_on_every_linear_layer(adapter, tmp_path):

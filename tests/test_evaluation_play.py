@@ -139,21 +139,6 @@ def test_environments_are_closed_once_also_when_the_policy_fails(tokenizer):
     assert [env.closed for env in suite.envs] == [1, 1]
 
 
-def test_environments_are_closed_when_another_cannot_be_made(tokenizer):
-    suite = ListSuite([WIN], [WIN], [WIN])
-    make_env = suite.make_env
-    suite.make_env = lambda: make_env() if len(suite.envs) < 2 else broken([])
-    with pytest.raises(RuntimeError, match="out of memory"):
-        play(suite, tokenizer)
-    assert [env.closed for env in suite.envs] == [1, 1]
-
-
-def test_progress_counts_every_episode_once(tokenizer):
-    counts = []
-    play(ListSuite([WIN], [LOSE], [step(), WIN]), tokenizer, parallel=2, on_finished=counts.append)
-    assert sum(counts) == 3
-
-
 @pytest.mark.parametrize(
     ("changes", "template", "named"),
     [({"success_rule": "ended-with-score"}, "alfworld", "protocol"), ({}, "scienceworld", "prompt_template")],
@@ -185,10 +170,6 @@ def test_a_first_prompt_that_does_not_fit_is_refused_and_one_that_just_fits_is_t
             check(max_prompt_length=needed, max_context_tokens=needed + 63)
 
 
-def test_an_empty_list_has_no_episodes(tokenizer):
-    assert play(ListSuite(), tokenizer)[0] == []
-
-
 def test_the_protocol_decides_the_context(tokenizer):
     rules = protocol(context="concatenated", history_length=4)
     context = context_for(rules, tokenizer, max_prompt_length=11, max_completion_length=22, max_context_tokens=33)
@@ -207,11 +188,6 @@ def test_a_protocol_that_prescribes_a_prompt_template_refuses_another(tokenizer)
         context_for(protocol, tokenizer, prompt_template="general")
     context = context_for(protocol, tokenizer, prompt_template="plain")
     assert context.template == PromptTemplate.load("plain") and not context.is_windowed
-
-
-def test_the_rules_of_a_protocol_as_rollout_settings():
-    settings = protocol_settings(protocol(max_turns=9, invalid_action="skip"), require_think=False)
-    assert (settings.max_turns, settings.invalid_action, settings.require_think) == (9, "skip", False)
 
 
 def test_an_expert_wins_all_test_tasks_of_the_toy_suite_through_the_rollout(tokenizer):

@@ -107,12 +107,6 @@ def test_an_adapter_s_card_is_ours_too(tmp_path):
     assert "a LoRA adapter on the base model" in text and "More Information Needed" not in text
 
 
-def test_what_an_environment_says_stays_in_its_cell(tmp_path):
-    suite = ToySuite()
-    suite.settings = {"rooms": "a | b\n## c"}
-    assert "rooms: `a \\| b ## c` |" in write_text(make_trainer(tmp_path, suite=suite), tmp_path)
-
-
 def test_the_warm_start_says_that_it_is_imitation():
     trainer = ImitationTrainer.__new__(ImitationTrainer)
     trainer.suite, trainer.shown = ToySuite(), DemonstrationArguments(episodes=7, demonstrated_types=["find"])

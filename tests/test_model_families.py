@@ -31,7 +31,6 @@ from transformers import (
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from trl import ModelConfig
 
-from epo_trl.cli import main
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig, imitate
 from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
@@ -71,7 +70,7 @@ def test_what_has_no_gradient_from_text_is_frozen_and_nothing_else(tmp_path, kin
 
 @pytest.mark.parametrize("kind", WITH_EYES)
 def test_an_adapter_does_not_land_where_text_does_not_go(tmp_path, kind):
-    """Neither by default nor on all linear layers; the plan of memory counts the tower as frozen."""
+    """Neither by default nor on all linear layers."""
     start = checkpoint(kind, tmp_path / "start")
     unread = {id(weight) for weight in unread_by_text(load_model(start))}
     for target in ("all-linear", ["q_proj", "v_proj", "qkv", "proj"]):
@@ -84,13 +83,11 @@ def test_an_adapter_does_not_land_where_text_does_not_go(tmp_path, kind):
     assert unread
 
 
-def test_the_log_and_the_plan_of_memory_name_what_is_frozen(tmp_path, capsys):
+def test_the_log_names_what_is_frozen(tmp_path):
     start = checkpoint("qwen3_vl", tmp_path / "start")
     says = r"Qwen3VLForConditionalGeneration: frozen, since text never reaches it: visual \(0\.2 million weights\)"
     with pytest.warns(UserWarning, match=says):
         make_family_trainer(start, tmp_path / "rl")
-    assert main(["memory", "--model", start, "--gpus", "1"]) == 0
-    assert "0.00 billion parameters and 0.00 frozen, which text never reaches" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -75,10 +75,3 @@ def test_a_warm_start_with_muon_resumes_with_equal_weights(tmp_path):
     weights, again, other = (list(trainer.model.parameters()) for trainer in (whole, resumed, plain))
     assert all(torch.equal(a, b) for a, b in zip(weights, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(weights, other, strict=True))
-
-
-def test_sharded_weights_are_refused(tmp_path):
-    trainer = make_warm_start(tmp_path, [[3, 4]], muon_learning_rate=1e-2)
-    trainer.is_deepspeed_enabled = True
-    with pytest.raises(ValueError, match="muon_learning_rate: expected null with DeepSpeed or FSDP, got 0.01"):
-        trainer.create_optimizer()

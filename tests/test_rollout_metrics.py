@@ -1,13 +1,13 @@
 """What is logged about episodes and about time: by hand, over ranks, with a clock that is set, and in a run."""
 
 import math
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, fields
 
 import pytest
 import torch
 from rollout_parts import ScriptedEnv, ScriptedPolicy, byte_tokenizer, context_of
 from run_kit import count_seconds, logged
-from trainer_kit import make_episodes, make_trainer, with_episodes
+from trainer_kit import make_episodes, make_trainer
 
 from epo_trl.envs.base import Faults
 from epo_trl.envs.toy import ToySuite
@@ -78,13 +78,6 @@ def test_episodes_that_were_all_aborted_have_no_success_and_no_turns():
         "rollout/prompt_tokens", "rollout/shortened_prompts", "rollout/cut_responses",
     }  # fmt: skip
     assert found["env/aborted"] == found["stop/aborted"] == 1
-
-
-def test_a_batch_that_was_all_aborted_is_logged_without_success(tmp_path):
-    aborted = [replace(one, stop=StopReason.ABORTED) for one in make_episodes()]
-    trainer = with_episodes(make_trainer(tmp_path, max_steps=1, max_aborted_share=1.0), aborted)
-    trainer.train()
-    assert logged(trainer, "env/success_rate") == [None] and logged(trainer, "env/aborted") == [1.0]
 
 
 def test_two_ranks_log_what_one_would():
@@ -162,12 +155,3 @@ def test_a_run_logs_the_seconds_and_faults_of_each_rollout(tmp_path, monkeypatch
         assert updates == pytest.approx({2: 4 - 0.006, 4: 4 - 0.006})
         for name, count in (("restarts", 3), ("timeouts", 1), ("retries", 2)):
             assert logged(trainer, f"env/{name}") == [count, count]
-
-
-def test_a_run_tells_cut_responses_by_the_end_of_its_model(tmp_path):
-    trainer = make_trainer(tmp_path, max_steps=1)
-    (end,) = trainer.eos_token_ids
-    turns = [Turn((1,), (2, last), "", "", "", True) for last in (end, end, end + 1)]
-    trainer.play = lambda tasks, **_: [Episode("train/0", "", "", tuple(turns), StopReason.TURN_LIMIT)] * len(tasks)
-    trainer.train()
-    assert logged(trainer, "rollout/cut_responses") == pytest.approx([1 / 3])

@@ -67,12 +67,6 @@ def test_the_end_of_a_run_says_what_holds_there(steps, told):
     assert [str(one.message).split()[3].rstrip(":") for one in caught] == told
 
 
-def test_both_reasons_stand_in_one_warning():
-    _, told = walk(RunHealth(warns=True), [GOOD] * 4 + [{**GOOD, "entropy": 2.5, "invalid": 0.25}] * 20)
-    assert [rl_step for rl_step, _ in told] == [13]
-    assert "entropy is above 2 times its start (1 nats) and 25% of the turns are invalid" in told[0][1]
-
-
 def test_a_collapse_is_told_once_with_its_numbers():
     flags, told = walk(RunHealth(warns=True), [GOOD] * 10 + [STUCK] * 20)
     # After n such steps the running means are entropy 1 - 0.09 n, success 0.6 - 0.04 n.

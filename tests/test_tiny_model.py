@@ -53,12 +53,6 @@ def test_an_unseen_number_falls_apart_into_known_words(tokenizer):
     assert tokens_of(tokenizer, "drawer 5 drawer 12 drawer 44") == ["drawer", "5", "drawer", "12", "drawer", "<unk>"]
 
 
-def test_a_word_before_0_alone_is_no_entity():
-    tokenizer = build_tokenizer(["level 0 is here", "level up now"])
-    assert tokens_of(tokenizer, "level 0 level up") == ["level", "0", "level", "up"]
-    assert tokenizer.decode(tokenizer("level up now")["input_ids"]) == "level up now"
-
-
 @pytest.mark.parametrize("text", ["go to drawer 3", "put mug 1 in/on drawer 2", CHAT[1]["content"]])
 def test_actions_round_trip_exactly(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
@@ -81,14 +75,6 @@ def test_words_with_marks_and_digits_come_back_whole(action):
 def test_case_and_white_space_are_folded(tokenizer):
     ids = tokenizer(" Go  to\n\nDrawer 3\t<THINK>")["input_ids"]
     assert tokenizer.decode(ids) == "go to drawer 3 <think>"
-
-
-def test_only_pad_and_turn_marks_are_special(tokenizer):
-    text = "<pad> <|im_start|> <unk> <think> </think> <action> </action> mug 1 <|im_end|>"
-    ids = tokenizer(text)["input_ids"]
-    assert len(ids) == 9
-    assert tokenizer.decode(ids) == text
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "<unk> <think> </think> <action> </action> mug 1"
 
 
 def test_ids_do_not_depend_on_the_order_of_the_texts(tokenizer):
@@ -123,12 +109,6 @@ def test_a_chat_grows_by_appending_tokens(tokenizer):
     response = tokenizer(CHAT[1]["content"] + "<|im_end|>")["input_ids"]
     whole = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=False)
     assert whole[: len(prompt) + len(response)] == prompt + response
-
-
-def test_assistant_tokens_can_be_told_apart(tokenizer):
-    out = tokenizer.apply_chat_template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
-    marked = [i for i, m in zip(out["input_ids"], out["assistant_masks"], strict=True) if m]
-    assert tokenizer.decode(marked) == CHAT[1]["content"] + " <|im_end|>"
 
 
 def test_entity_embeddings_are_composed_of_their_parts(tokenizer):

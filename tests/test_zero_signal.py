@@ -20,7 +20,7 @@ from trainer_kit import (
     with_episodes,
 )
 
-from epo_trl.trainers.monitoring.zero_signal import Streak, equal_rewards_warning, equal_within_groups
+from epo_trl.trainers.monitoring.zero_signal import equal_rewards_warning, equal_within_groups
 from epo_trl.types import StopReason
 
 NO = math.nan
@@ -43,26 +43,23 @@ def test_groups_with_one_reward_have_nothing_to_compare(rewards, group, equal):
     assert bool(equal_within_groups(torch.tensor(rewards).float().unsqueeze(1), group).all()) is equal
 
 
-def test_every_reward_function_is_looked_at():
-    rewards = torch.tensor([[1.0, 5.0], [1.0, 5.0], [0.0, 7.0], [0.0, 8.0]])
-    assert equal_within_groups(rewards, 2).tolist() == [True, False]
-    assert equal_within_groups(rewards[:, :1], 2).tolist() == [True, True]
-
-
 @pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
 def test_the_rounding_of_equal_rewards_is_no_advantage(tmp_path, aggregation):
     """The float32 mean of six times -0.3 or 9.9 is another number, and TRL divides the difference by 1e-4."""
-    trainer = make_trainer(
-        tmp_path, epo_lambda=0.0, num_generations=6, per_device_train_batch_size=12,
-        multi_objective_aggregation=aggregation,
-    )  # fmt: skip
-    episodes = [make_episode([(5, 3)], -0.3 if i < 6 else 9.9, random.Random(i)) for i in range(12)]
-    _, gradients = catch_step(with_episodes(trainer, episodes))
-    assert largest(gradients) == 0.0
-    episodes[0] = make_episode([(5, 3)], 10.0, random.Random(0))
-    outputs = results_of(with_episodes(trainer, episodes), "_generate_and_score_completions")
-    _, gradients = catch_step(trainer)
-    assert largest(gradients) > 1e-3
+
+    def trainer_of(rewards):
+        episodes = [make_episode([(5, 3)], reward, random.Random(i)) for i, reward in enumerate(rewards)]
+        trainer = make_trainer(
+            tmp_path, epo_lambda=0.0, num_generations=6, per_device_train_batch_size=12,
+            multi_objective_aggregation=aggregation,
+        )  # fmt: skip
+        return with_episodes(trainer, episodes)
+
+    equal = [-0.3] * 6 + [9.9] * 6
+    assert largest(catch_step(trainer_of(equal))[1]) == 0.0
+    trainer = trainer_of([10.0, *equal[1:]])
+    outputs = results_of(trainer, "_generate_and_score_completions")
+    assert largest(catch_step(trainer)[1]) > 1e-3
     advantages = outputs[0]["advantages"]
     assert advantages[:6].any() and not advantages[6:].any()  # the rewards of the second group are equal
 
@@ -90,12 +87,6 @@ def test_own_rewards_are_compared_as_trl_adds_them(tmp_path):
     ):
         trainer = make_trainer(tmp_path, reward_funcs=functions, reward_weights=weights)
         assert bool(collected(with_episodes(trainer))["advantages"].any()) is is_signal
-
-
-def test_a_stretch_is_told_of_once():
-    stretch = Streak(3)
-    steps = [True] * 2 + [False] + [True] * 5 + [False] + [True] * 3
-    assert [i for i, holds in enumerate(steps) if stretch.add(holds)] == [5, 11]
 
 
 def test_the_advice_for_solved_tasks_is_another():
