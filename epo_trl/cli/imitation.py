@@ -194,7 +194,7 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
             kwargs["peft_config"] = fitted(adapter, kwargs["model"], dropout=True, **trust)
         super().__init__(**kwargs)
         freeze_unread(causal_lm(self.model), quiet=self.args.process_index != 0)
-        settle_experts(self)
+        self.aux_loss_enabled &= settle_experts(self.model.config)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         sampler = super()._get_train_sampler(train_dataset)

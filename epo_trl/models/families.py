@@ -173,14 +173,17 @@ def as_published(changed: Changed) -> Iterator[None]:
             setattr(config, name, 0.0)
 
 
-def settle_experts(trainer: Any) -> None:
-    """Lets TRL find the number of experts of a policy under the name that it reads, by an alias of transformers.
+def settle_experts(config: Any) -> bool:
+    """Lets TRL find the number of experts of a model under the name that it reads, by an alias of transformers.
 
-    A dense model of a family of mixtures, such as Granite 4.0 350M, has no router loss.
+    Returns:
+        Whether a router loss is possible: a dense model of a family of mixtures, such as Granite 4.0 350M, has none.
     """
-    text = trainer.model.config.get_text_config()
+    text = config.get_text_config()
     known = [name for name in _OTHER_NAMES if hasattr(text, name)]
     if known and not hasattr(text, _EXPERTS):
         type(text).attribute_map = {**type(text).attribute_map, _EXPERTS: known[0]}
-    if getattr(text, _EXPERTS, None) == 0:
-        trainer.aux_loss_enabled = text.output_router_logits = False
+    has_router = getattr(text, _EXPERTS, None) != 0
+    if not has_router:
+        text.output_router_logits = False
+    return has_router

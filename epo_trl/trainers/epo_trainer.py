@@ -103,7 +103,7 @@ class EPOTrainer(OwnModelCard, RLRun):
                 **kwargs,
             )
         self.without_noise = settle_models(self.model, self.ref_model, args)
-        settle_experts(self)
+        self.aux_loss_enabled &= settle_experts(self.model.config)
         use_short_progress(self)
         self.rules.set_model_limits(check_context_fits(args, self.rules.context, self.model.config), self.eos_token_ids)
 
