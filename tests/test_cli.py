@@ -56,16 +56,6 @@ def test_plot_answers_bad_input_with_one_line(tmp_path, command, monkeypatch, ar
     assert code == 1 and message in error and error.count("\n") == 1
 
 
-def test_plot_writes_into_no_folder(tmp_path, command):
-    write_run(tmp_path / "run", seed=0, steps=10)
-    error = f"epo-trl: error: --out: expected a file, got the folder {tmp_path}\n"
-    assert command("plot", tmp_path / "run", "--out", tmp_path) == (1, "", error)
-    (tmp_path / "file").touch()
-    out = tmp_path / "file" / "below" / "x.png"
-    error = f"epo-trl: error: --out: expected a file in a folder, got {out}, but {tmp_path / 'file'} is a file\n"
-    assert command("plot", tmp_path / "run", "--out", out) == (1, "", error)
-
-
 def test_games_passes_on_the_numbers_and_the_filters(fake_module, command):
     calls = fake_module(*GENERATOR, None)
     words = ("games", "alfworld", "--out", "d", *COUNTS)

@@ -8,10 +8,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from epo_trl.errors import EpoTrlError, FileError, one_line
+from epo_trl.errors import EpoTrlError, one_line
 
 SECONDS_BEFORE_OTHER_RANKS = 60.0
 TRACEBACK = "--traceback"  # shows the traceback of errors that are otherwise one line
@@ -32,17 +31,6 @@ def at_least(minimum: int) -> Any:
         return value
 
     return integer
-
-
-def need_file(out: str | None) -> None:
-    """Raises `FileError` if the output file `--out` is a folder, or if one of its parents is a file."""
-    if out is None:
-        return
-    if Path(out).is_dir():
-        raise FileError(f"--out: expected a file, got the folder {out}")
-    for parent in Path(out).parents:
-        if parent.is_file():
-            raise FileError(f"--out: expected a file in a folder, got {out}, but {parent} is a file")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from epo_trl.cli.base import at_least, make_parser, need_file, say
+from epo_trl.cli.base import at_least, make_parser, say
 from epo_trl.errors import InputError
 
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values
@@ -53,7 +53,6 @@ TAGS = tuple(tag for panel in PANELS for tag in panel.tags)
 def main(argv: Sequence[str]) -> int:
     """Writes the image and returns the exit code."""
     args = _parser().parse_args(argv)
-    need_file(args.out)
     say(f"wrote {plot_runs(args.runs, args.out, labels=args.labels, window=args.window)}")
     return 0
 
