@@ -37,23 +37,6 @@ def test_the_first_half_of_the_turns_is_early_and_the_middle_one_belongs_to_it()
 
 
 @pytest.mark.parametrize(
-    ("turns", "early", "late"),
-    [
-        ([0], 1.0, None),
-        ([0, 1], 1.0, 2.0),
-        ([0, 1, 2], 1.5, 4.0),
-        ([0, 1, 2, 3], 1.5, 6.0),
-        ([0, 1, 2, 3, 4], 7 / 3, 12.0),
-    ],
-)
-def test_early_and_late_turns_for_any_number_of_turns(turns, early, late):
-    entropy = [2.0**turn for turn in turns]  # one token a turn: 1, 2, 4, 8, 16
-    means, _ = means_of([entropy], [turns], [[1] * len(turns)])
-    assert means["early_turns"] == pytest.approx(early)
-    assert means.get("late_turns") == late
-
-
-@pytest.mark.parametrize(
     ("turns", "thirds"),
     [
         ([0], [1.0, None, None]),

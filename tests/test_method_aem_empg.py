@@ -1,4 +1,4 @@
-"""AEM and EMPG: weights of turns worked out by hand, across ranks, in the gradient."""
+"""AEM and EMPG: weights of turns worked out by hand, and batches without differences."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""AEPO: factors by hand, the gradient of clipped tokens against the paper's formula, the second update, refusals."""
+"""AEPO: factors by hand, and the gradient of clipped tokens against the paper's formula."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""ArCHer: targets, updates and advantages by hand, values of a known game, features of turns, and exact resume."""
+"""ArCHer: targets, updates and advantages by hand, and features of turns against plain forward passes."""
 
 from dataclasses import replace
 

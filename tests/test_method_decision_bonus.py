@@ -1,9 +1,8 @@
-"""Decision tokens and their bonus: by hand, over two ranks, through checkpoints, and as gradients."""
+"""Decision tokens and their bonus: choices, metrics, value and gradient by hand."""
 
 import pytest
 import torch
 from method_batches import batch_of, micro_of
-from trainer_kit import catch_step, difference, make_trainer, with_episodes
 
 from epo_trl.methods import StepSummary
 from epo_trl.methods.decision_bonus import DecisionBonus
@@ -19,11 +18,6 @@ def modified(batch, **settings):
 
 def decision_tokens(batch, **settings):
     return modified(batch, **settings).token_annotations["decisions"]
-
-
-def trainer_of(folder, kwargs, **changes):
-    settings = {"entropy_method": "decision-bonus", "method_kwargs": {"decision-bonus": kwargs}, **changes}
-    return with_episodes(make_trainer(folder, **settings))
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions
@@ -77,10 +71,3 @@ def test_the_bonus_by_hand():
     metrics = method.end_rl_step(StepSummary(1.0, {}, rl_step=1, total_rl_steps=4))
     assert metrics == {"decision-bonus/weight": pytest.approx(0.4)}
     assert shaped.metrics["entropy/decision_share"] == pytest.approx(0.6)
-
-
-def test_with_every_token_a_decision_it_is_epos_bonus(tmp_path):
-    epo = catch_step(trainer_of(tmp_path, {}, entropy_method="epo-base", method_kwargs={}, epo_lambda=0.5))[1]
-    every = catch_step(trainer_of(tmp_path, {"weight": 0.5, "threshold": 0.0}))[1]
-    some = catch_step(trainer_of(tmp_path, {"weight": 0.5, "top_share": 0.5}))[1]
-    assert difference(every, epo) < 1e-6 and difference(some, epo) > 1e-3

@@ -1,4 +1,4 @@
-"""Entropy-based advantages and the adaptive coefficient: by hand, as gradients, and through checkpoints."""
+"""Entropy-based advantages and the adaptive coefficient: by hand, and as a gradient."""
 
 import math
 

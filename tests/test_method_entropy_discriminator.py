@@ -1,4 +1,4 @@
-"""Clip_B and Clip_V: choices by hand, over ranks, the statistic of the head, the gradient in plain loops, resuming."""
+"""Clip_B and Clip_V: choices by hand, and the statistic of the head."""
 
 import math
 

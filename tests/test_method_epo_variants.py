@@ -1,4 +1,4 @@
-"""EPO's variants: schedules and terms worked out by hand, and each against the EPO whose settings it stands for."""
+"""EPO's variants: schedules and terms worked out by hand, and the bonus alone against EPO."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Gated rewards: by hand, across ranks, and in what TRL's advantages are made of."""
+"""Gated rewards: by hand, and over ranks."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""RLVMR: tags and their rewards, advantages worked out by hand, across ranks too, and off it is GRPO."""
+"""RLVMR: tags and their rewards, advantages worked out by hand, and over ranks."""
 
 import math
 

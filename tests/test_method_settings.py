@@ -67,10 +67,12 @@ def test_a_method_or_a_field_is_refused(tmp_path, fields, message):
         make_config(tmp_path, **{"require_think": False, **fields})
 
 
-def test_a_critic_that_no_credit_uses_is_refused(tmp_path):
+def test_a_critic_that_no_credit_uses_and_groups_of_one_are_refused(tmp_path):
     for credit in ("grpo", "archer"):
         with pytest.raises(ValueError, match=f"credit: .* uses the critic .*, got '{credit}'"):
             make_config(tmp_path, kind=EPOPPOConfig, credit=credit, num_generations=4)
+    with pytest.raises(ValueError, match="num_generations: expected >= 2 with policy_method 'dapo', got 1"):
+        make_config(tmp_path, kind=EPOPPOConfig, policy_method="dapo", num_generations=1)
 
 
 def test_aepo_takes_other_losses_where_it_keeps_no_clipped_token(tmp_path):

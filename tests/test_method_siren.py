@@ -1,4 +1,4 @@
-"""SIREN: peaks and term by hand, the square's gradient, the anchor, and runs that go on from a checkpoint."""
+"""SIREN: peaks and term by hand, the square's gradient, the anchor, and a resumed run."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What holds for every method: it runs in both worlds, ignores the cut of a batch, resumes and can be switched off."""
+"""What holds for every method: it ignores the cut of a batch, resumes and can be switched off."""
 
 import pytest
 from method_batches import check_two_ranks
@@ -6,7 +6,7 @@ from method_table import CASES, PPO, SLOT, config_of, trainer_of, without
 from run_kit import assert_bit_equal, weights
 from trainer_kit import ROWS, catch_step, difference, largest, make_config
 
-from epo_trl.methods import Method, Methods, Need, build_methods
+from epo_trl.methods import Method, Methods, build_methods
 from epo_trl.methods.registry import load_class
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 
@@ -103,21 +103,6 @@ def test_it_resumes_bit_equal_inside_a_batch(tmp_path, name):
         for lines in (straight.state.log_history, resumed.state.log_history)
     ]
     assert len(logs[0]) == 7 and logs[0] == logs[1]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_what_it_needs_is_asked_for(tmp_path, name):
-    """Without a critic, or with groups of one, it is refused before anything is played."""
-    case = CASES[name]
-    changes = config_of(name, case.settings, case.fields)
-    needs = method_of(tmp_path, name).needs
-    if Need.VALUES in needs:
-        with pytest.raises(ValueError, match="needs a critic"):
-            make_config(tmp_path, **changes)
-    if Need.GROUPS in needs:
-        credit = {} if SLOT[name] == "credit" else {"credit": "turn"}
-        with pytest.raises(ValueError, match="uses the critic of this trainer|compares the episodes of a task"):
-            make_config(tmp_path, kind=EPOPPOConfig, **{**changes, **credit, "num_generations": 1})
 
 
 @pytest.mark.parametrize("name", CASES)

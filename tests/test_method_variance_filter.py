@@ -1,4 +1,4 @@
-"""Groups with the most variance: choices by hand, over ranks, what is left out of the loss, and resuming."""
+"""Groups with the most variance: choices by hand, over ranks, and what is left out of the loss."""
 
 from dataclasses import replace
 

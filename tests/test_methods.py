@@ -1,4 +1,4 @@
-"""Methods: what a hook gets and what becomes of what it returns, names and refusals, composition, checkpoints."""
+"""Methods: what a hook gets and what becomes of what it returns, composition, checkpoints."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Schedules of a weight: numbers worked out by hand, the ends, and what is refused."""
+"""Schedules of a weight: numbers worked out by hand, and the ends."""
 
 import pytest
 
