@@ -25,16 +25,10 @@ _SECONDS_TO_STOP = 10.0  # until a rollout that is no longer needed is left to i
 
 
 class Flight(NamedTuple):
-    """A batch that is played in the background.
+    """A batch that is played in the background."""
 
-    Args:
-        tasks: Tasks of this rank.
-        weights: Index of the RL step at whose start the engine got the weights.
-        played: The episodes, once they have been played.
-    """
-
-    tasks: list[str]
-    weights: int
+    tasks: list[str]  # of this rank
+    weights: int  # index of the RL step at whose start the engine got the weights
     played: Future[Played]
 
 

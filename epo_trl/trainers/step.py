@@ -91,15 +91,9 @@ class RLStep:
         placeholder_id: int,
         multiple: int | None,
     ) -> RLStep:
-        """Lays out episodes as rows, padded as TRL pads its completions.
+        """Lays out episodes as rows, padded as TRL pads its completions: to a multiple of `multiple`.
 
-        Args:
-            episodes: The episodes.
-            context: Context of the rollout.
-            group_size: Number of episodes per task.
-            ranks: Communication with the other processes.
-            placeholder_id: Any valid token id, for episodes without a learning signal.
-            multiple: Length of which the padded length is a multiple.
+        `placeholder_id` is any valid token id, for episodes without a learning signal.
         """
         rows = [episode_to_row(episode, placeholder_id) for episode in episodes]
         layout = TurnLayout(
@@ -127,17 +121,10 @@ class RLStep:
         }
 
     def compare(self, rewards: Tensor, weights: Tensor, aggregation: str) -> tuple[Tensor, Tensor]:
-        """Returns the rewards without those of episodes without a signal, and what TRL compares of them. Collective.
+        """Returns (N, F) rewards of all ranks, NaN for episodes without a signal, which TRL's baselines leave out.
 
-        Also finds the rows whose advantage must be 0. TRL's is then the rounding error of a mean, divided by 1e-4.
-
-        Args:
-            rewards: (N, F) rewards of all ranks by F reward functions.
-            weights: (F,) weights of the functions.
-            aggregation: TRL's `multi_objective_aggregation`.
-
-        Returns:
-            (N, F) rewards, NaN for episodes without a signal, which TRL's baselines leave out; see `compared_rewards`.
+        The second value is what TRL compares of them; see `compared_rewards`. Also finds the rows whose advantage must
+        be 0: TRL's is then the rounding error of a mean, divided by 1e-4. Collective.
         """
         usable = torch.tensor(self.ranks.gather([episode.is_usable for episode in self.episodes]))
         rewards = rewards.masked_fill(~usable.to(rewards.device).unsqueeze(1), torch.nan)
@@ -157,12 +144,7 @@ class RLStep:
     ) -> None:
         """Counts the episodes in the loss, and scores the rows as the methods need it. Collective.
 
-        Args:
-            inputs: TRL's batch.
-            methods: The methods of the run.
-            scorer: Scorer of rows.
-            policy: The behaviour policy.
-            reference: Returns a context manager of the reference model.
+        `reference` returns a context manager of the reference model.
         """
         # Rows without a token in the loss (aborted, or masked by `mask_truncated_completions`) do not count.
         self.num_episodes = self.ranks.sum(response_mask(inputs).any(1).sum().float())
@@ -356,14 +338,7 @@ class Part:
     def micro_batch(
         self, scores: TokenScores, rl_step: int, total_rl_steps: int, compute_dtype: torch.dtype
     ) -> MicroBatch:
-        """Returns what the methods' terms of the loss read.
-
-        Args:
-            scores: Scores of the rows.
-            rl_step: Index of the RL step, from 0.
-            total_rl_steps: Number of RL steps in the run.
-            compute_dtype: Dtype of the policy's logits.
-        """
+        """Returns what the methods' terms of the loss read, of rows with these scores; see `MicroBatch`."""
         return MicroBatch(
             logps=scores.logps,
             entropy=scores.entropy,
