@@ -529,7 +529,7 @@ def test_an_evaluation_shows_no_completions_of_training(tmp_path, monkeypatch):
     ("changes", "message"),
     [
         ({"entropy_coef": 0.01}, "entropy_coef: expected 0 with epo_lambda=0.001, got 0.01"),
-        ({"use_adaptive_entropy": True, "entropy_target": 1.0}, "entropy_coef: .*use_adaptive_entropy=True"),
+        ({"use_adaptive_entropy": True, "entropy_target": 1.0}, "epo_lambda.*use_adaptive_entropy=True"),
         ({"kappa_low": 1.5, "kappa_high": 1.0}, "kappa_high: expected a number >= kappa_low.*got 1.0"),
         ({"kappa_high": math.nan}, "kappa_high: .*got nan"),
         ({"num_generations_eval": 4}, "num_generations_eval: expected 1 or null, got 4.*every task .* once"),
