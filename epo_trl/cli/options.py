@@ -24,7 +24,7 @@ from epo_trl.yaml_files import read_yaml
 
 # A link to the folder `recipes` in the repository, a copy of its configs in an installed package.
 RECIPES = Path(__file__).parents[1] / "recipes"
-HELP_ALL = "--help-all"
+HELP, HELP_ALL = {"-h", "--help"}, "--help-all"
 NOTHING: Mapping[str, str] = {}
 EPILOG = f"""{HELP_ALL} adds the options of TRL and transformers, such as --learning_rate. --check [FILE ...] only
 checks the options, or configs. --traceback shows the traceback of every error. accelerate launch starts several
@@ -100,7 +100,7 @@ def read_command_line(
             got = chosen[name]
             raise InputError(f"{name}: expected {only!r}, as this recipe has it, got {got!r}; use recipes/train.py")
     environment, algorithm = chosen.get("environment"), chosen.get("algorithm", AlgorithmArguments.algorithm)
-    if not environment and {"-h", "--help", HELP_ALL}.isdisjoint(argv):
+    if not environment and {*HELP, HELP_ALL}.isdisjoint(argv):
         raise EnvError(
             f"environment: expected one of {', '.join(ENVIRONMENTS)} or 'module:Class', in the YAML or as an option, "
             "got nothing"
@@ -172,7 +172,7 @@ class RecipeParser(TrlParser):
         check_types(line.values, self.dataclass_types, line.config)
         strings = {name: value for name, value in line.values.items() if isinstance(value, str)}
         self.words = [*(f"--{name}={value}" for name, value in strings.items()), *line.options]
-        if HELP_ALL not in line.options:
+        if not HELP.isdisjoint(line.options):
             theirs = names_of_others(self.dataclass_types)
             for action in self._actions:
                 action.help = argparse.SUPPRESS if action.dest in theirs else action.help
