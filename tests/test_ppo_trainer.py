@@ -662,7 +662,6 @@ def test_value_statistics_by_hand():
         ({"credit": "step"}, "credit: expected .*'turn', 'token', 'outcome', 'vetta', or 'module:Class'.*got 'step'"),
         ({"critic": "value_head", "critic_use_peft": True}, "critic_use_peft: .*value_head.*got True"),
         ({"num_generations": 3}, "num_generations"),
-        ({"per_device_train_batch_size": 1}, "per_device_train_batch_size: .*got 1 with one step"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )  # fmt: skip

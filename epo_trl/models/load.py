@@ -20,7 +20,7 @@ from trl.trainer.utils import create_model_from_path
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.models.adapters import BASE, Adapter, keep_base, save_whole
+from epo_trl.models.adapters import Adapter, keep_base, save_whole
 from epo_trl.models.corpus import corpus
 from epo_trl.models.families import load_model
 from epo_trl.models.generate import end_ids
@@ -147,14 +147,11 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
 
     Args:
         name: Folder or Hub id of the adapter.
-        out: Output folder that does not exist or is empty; not the current folder, which it could not replace, and
-            none named "base".
+        out: Output folder that does not exist or is empty; not the current folder, which it could not replace.
         dtype: Data type of the weights, such as "bfloat16"; "auto" uses the base model's.
         trust_remote_code: Whether custom code from the Hub may run.
     """
     folder = Path(out).resolve()
-    if folder.name == BASE:
-        raise InputError(f"out: expected another name than {BASE}, where a run keeps its own base model, got {out}")
     if folder == Path.cwd() or folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"out: expected a new folder, got {out}, which is there already or the current folder")
     model_args = ModelConfig(name)

@@ -65,18 +65,8 @@ class EPOPPOConfig(EPOConfig):
 
     def _post_init_of_trl(self) -> None:
         """Hides groups of one from TRL, which rejects them in its config alone."""
-        groups = self.num_generations
-        if groups == 1:
-            self.num_generations = self._batch_size()  # any divisor of the batch is valid
+        groups, steps = self.num_generations, self.steps_per_generation or self.gradient_accumulation_steps
+        if groups == 1:  # any divisor of the batch is valid
+            self.num_generations = self.generation_batch_size or self.per_device_train_batch_size * steps
         super()._post_init_of_trl()
         self.num_generations = groups
-
-    def _batch_size(self) -> int:
-        steps = self.steps_per_generation or self.gradient_accumulation_steps
-        rows = self.generation_batch_size or self.per_device_train_batch_size * steps
-        if rows < 2:
-            raise InputError(
-                "per_device_train_batch_size: expected a batch of at least 2 episodes per process, got "
-                f"{self.per_device_train_batch_size} with one step per generation"
-            )
-        return rows

@@ -93,14 +93,6 @@ def equal_rewards_warning(rl_step: int, success: float, compared: str) -> str:
     )
 
 
-def empty_batch_warning(rl_step: int) -> str:
-    """Returns the warning for a batch without a token in the loss."""
-    return (
-        f"No token of RL step {rl_step} is trained on: see env/aborted, rollout/cut_responses (raise "
-        "max_completion_length or set mask_truncated_completions to false) and rollout/left_out_groups."
-    )
-
-
 @dataclass
 class ZeroSignalMonitor:
     """Warns once per streak of RL steps without a training signal.
@@ -140,7 +132,11 @@ class ZeroSignalMonitor:
         if self._equal_rewards.add(equal) and self.ranks.index == 0:
             warnings.warn(equal_rewards_warning(rl_step, self._success, self.name), stacklevel=2)
         if self._empty_batches.add(not num_episodes) and self.ranks.index == 0:
-            warnings.warn(empty_batch_warning(rl_step), stacklevel=2)
+            warnings.warn(
+                f"No token of RL step {rl_step} is trained on: see env/aborted, rollout/cut_responses (raise "
+                "max_completion_length or set mask_truncated_completions to false) and rollout/left_out_groups.",
+                stacklevel=2,
+            )
 
 
 def zero_signal_monitor(
