@@ -4,7 +4,6 @@ import pytest
 from trl import ModelConfig
 from typed import parse_recipe
 
-from epo_trl.bounds import OneOf
 from epo_trl.cli.options import AlgorithmArguments, CommandLine, RecipeParser, read_settings
 from epo_trl.errors import InputError
 from epo_trl.trainers import EPOConfig
@@ -69,10 +68,3 @@ def test_an_exponent_without_a_dot_is_a_number_wherever_it_stands(tmp_path):
     assert read_yaml(file, "--config") == expected
     file.write_text(to_yaml({"z": "1e-5", **expected}))  # a study writes the configs of its runs
     assert read_yaml(file, "--config") == {"z": "1e-5", **expected}
-
-
-def test_the_error_names_the_scales_of_rewards_that_a_config_can_have():
-    with pytest.raises(InputError, match="scale_rewards: expected one of 'group', 'batch', 'none', got 'x'"):
-        EPOConfig("x", use_cpu=True, scale_rewards="x")
-    assert EPOConfig("x", use_cpu=True, scale_rewards=False).scale_rewards == "none"
-    assert str(OneOf((0, 2, 3))) == "one of 0, 2, 3"
