@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -122,6 +123,28 @@ def test_a_parser_knows_its_options():
     parser = argparse.ArgumentParser()
     parser.add_argument("--some_option")
     expect("_actions", ["help", "some_option"], lambda: [action.dest for action in parser._actions])
+
+
+# ------------------------------------------------------------------------------------------------------- TextWorld
+
+
+def test_a_grammar_of_textworld_holds_its_parsed_texts_as_rules():
+    textgen = pytest.importorskip("textworld.envs.pddl.textgen")
+    grammar = textgen.ContextSensitiveGrammar.parse(json.dumps({"said": [{"rhs": "You see {o.name}."}]}))
+
+    expect("_rules", ["You see ", "o.name", "."], lambda: [str(symbol) for symbol in grammar._rules["said"][0].rhs])
+
+
+def test_textworld_parses_every_text_by_one_function_and_keeps_its_grammar():
+    textgen, pddl = (pytest.importorskip(f"textworld.envs.pddl.{name}") for name in ("textgen", "pddl"))
+    source = inspect.getsource(textgen.ContextSensitiveGrammar)
+    expect_lines(
+        "_parse_and_convert",
+        source,
+        'rhs=_parse_and_convert(rule["rhs"], rule_name="symbols")',
+        'derivation = _parse_and_convert(start, rule_name="symbols"',
+    )
+    expect_lines("_logic", inspect.getsource(pddl), "self._logic = ", "self._logic.grammar.derive(")
 
 
 # ------------------------------------------------------------------------------------------------------------ py4j
