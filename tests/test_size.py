@@ -8,7 +8,7 @@ import pytest
 from test_layers import PACKAGE, part_of
 
 ROOT = PACKAGE.parent
-LINES = {"core": 19433, "games": 5449, "lab": 3602, "tests": 31850, "docs": 4965}
+LINES = {"core": 19433, "games": 5449, "lab": 3602, "tests": 31865, "docs": 4788}
 
 
 def part_of_the_project(path: Path) -> str:
