@@ -391,7 +391,7 @@ class Run:
 
     def refused(self, capsys, *words, **plan):
         """Returns the error of a command that fails."""
-        with pytest.raises(SystemExit):
+        with pytest.raises(AssertionError):
             self.audit(*words, **plan)
         return capsys.readouterr().err
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from epo_trl.methods import Comm, Methods, build_methods
 from epo_trl.models.critic import causal_lm, detach_critic
 from epo_trl.models.families import Changed, fitted, freeze_unread, turn_off_noise
 from epo_trl.models.load import check_output_dir, load_tokenizer, sequence_limit
+from epo_trl.models.names import tiny_size
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.runs.run_settings import uses_zero3
 from epo_trl.scoring.turn_forward import Passes
@@ -126,6 +128,8 @@ def set_up(
     Raises:
         InputError: If a setting is invalid, would be overridden or leaves nothing to train on. The message names it.
     """
+    if isinstance(model, str) and tiny_size(model) and not Path(model).is_dir():
+        raise InputError(f"model: expected a model, a Hub id or a path, got {model!r}; see epo_trl.models.load_policy")
     methods = build_methods(args, critic=critic)
     check_supported(args, model, methods, kwargs, reward_funcs)
     path = model if isinstance(model, str) else model.config.name_or_path
