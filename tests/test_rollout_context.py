@@ -21,10 +21,8 @@ from rollout_parts import (
     step,
     view,
 )
-from tokenizer_families import FAMILIES
 
 from epo_trl.rollout import ChatTemplateError, PromptTemplate, RolloutSettings, episode_to_row, play_episodes
-from epo_trl.types import StopReason
 
 PAST = (("saw one", "go"), ("saw two", "look"), ("saw three", "go"))
 FIRST = "task: find it. see: here can: go, look"
@@ -190,11 +188,9 @@ def ending_tokenizer(closing, *, eos):
     [
         ("<|stop|><|done|>", "<|done|>", "<|stop|><|done|>", ""),  # Command R7B
         ("<|stop|><|done|>", "<|done|>", "<|stop|>", "<|done|>"),  # cut between the two
-        ("<|stop|><|done|>", "<|done|>", "<|done|>", ""),
         ("<|stop|><|done|>", "<|done|>", "", "<|stop|><|done|>"),
         ("<|stop|><|done|>", "<|done|>", "<|return|>", ""),  # another token that ends a response of this model
         ("<|done|>", "<|return|>", "<|return|>", ""),  # gpt-oss
-        ("<|done|>", "<|return|>", "<|done|>", ""),
         ("<|done|>", "<|return|>", "", "<|done|>"),
         (" <|done|>", "<|done|>", "<|done|>", ""),  # Llama 2
         (" <|done|>", "<|done|>", "", " <|done|>"),
@@ -211,19 +207,6 @@ def test_an_answer_is_closed_once(closing, eos, said, appended):
     assert ids_of(tokenizer, appended) == grown[: len(ids_of(tokenizer, appended))]
 
 
-@pytest.mark.parametrize("said", ["<|endoftext|>", "<|user|>", ""])
-@pytest.mark.parametrize("template", [None, templates.glm4moe_training_chat_template], ids=["own", "training"])
-def test_the_header_that_ends_an_answer_stands_there_once(template, said):
-    """Nothing else closes an answer (GLM-4). TRL's template for training writes it after the last answer too."""
-    tokenizer = FAMILIES["glm"]()
-    tokenizer.chat_template = template or tokenizer.chat_template
-    ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|user|>"])
-    context = context_of(tokenizer, "concatenated", end_ids=ends)
-    grown = build(context, PAST[:1], last_response_ids=ids_of(tokenizer, answer("go") + said)).ids
-    header = "" if said == "<|user|>" else "<|user|>"
-    assert tokenizer.decode(grown).startswith(header + "\nsee: here")
-
-
 def test_the_sequence_may_grow_to_its_limit_with_room_for_one_more_response(qwen):
     prompt = build(context_of(qwen, "concatenated"), PAST, context_tokens=100)
     assert prompt.dropped_turns == 0, "it holds no history"
@@ -231,13 +214,6 @@ def test_the_sequence_may_grow_to_its_limit_with_room_for_one_more_response(qwen
     for limit, fits in ((need, True), (need - 1, False)):
         context = context_of(qwen, "concatenated", max_context_tokens=limit, max_response_tokens=7)
         assert (build(context, PAST, context_tokens=100) is not None) == fits
-
-
-def test_an_episode_whose_context_is_full_stops_there(qwen):
-    _, whole, prompts = play_one(qwen, [answer("go")] * 3)
-    episode, _, _ = play_one(qwen, [answer("go")] * 3, max_context_tokens=len(prompts[2]) - 1)
-    assert (episode.stop, len(episode.turns)) == (StopReason.CONTEXT_FULL, 2)
-    assert len(whole) > len(prompts[2])
 
 
 # --- Chat templates ------------------------------------------------------------------------------------------------
@@ -250,14 +226,12 @@ PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + m['content'] + '
     [
         (None, "no chat template"),
         ("{{ messages[-1]['content'] }}<|im_end|>", "exactly once.*'userstart': 0"),  # drops the history
-        (PLAIN.replace("m['content']", "m['content'] + m['content']"), "exactly once.*'userstart': 2"),
         (PLAIN.replace("messages", "messages | reverse"), "in order"),
         (
             "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('users only') }}{% endif %}"
             "{{ m['content'] }}{% endfor %}",
             "user, assistant, user, assistant, user: users only",
         ),
-        ("{% for m in messages %}{{ m['content'] + 1 }}{% endfor %}", "cannot render the messages user: "),
         ("{% for m in messages %}[Round {{ loop.index }}]{{ m['content'] }}{% endfor %}", "same text around a message"),
     ],
 )  # fmt: skip
@@ -307,10 +281,3 @@ def test_tags_that_decoding_drops_are_an_error():
     tokenizer = byte_tokenizer(special=("<think>", "</action>"))
     with pytest.raises(ChatTemplateError, match="decoding loses <think>, </action>"):
         context_of(tokenizer)
-
-
-def test_bad_settings_are_errors_that_name_the_field(qwen):
-    with pytest.raises(ValueError, match="context: expected one of.*got 'window'"):
-        context_of(qwen, "window")
-    with pytest.raises(ValueError, match="history_length: .*got -1"):
-        context_of(qwen, history_length=-1)

@@ -19,7 +19,7 @@ from rollout_parts import (
     step,
 )
 
-from epo_trl.rollout import RolloutSettings, parse_response, parsing, play_episodes
+from epo_trl.rollout import RolloutSettings, play_episodes
 from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.trainers.generation import TurnGenerator
 from epo_trl.types import StopReason
@@ -61,12 +61,6 @@ def test_a_response_is_decoded_as_it_was_sampled():
     assert episode.turns[0].response == said
 
 
-def test_environments_are_reset_with_the_task_and_its_seed(tokenizer):
-    envs = [ScriptedEnv(WIN), ScriptedEnv(WIN)]
-    play(tokenizer, envs)
-    assert [env.resets for env in envs] == [[(10, {"task_id": "task/0"})], [(11, {"task_id": "task/1"})]]
-
-
 def test_a_turn_holds_what_was_shown_sampled_done_and_paid(tokenizer):
     env = ScriptedEnv(step("a box"), WIN, start=("a hall", info("open it", "look", task="win")))
     [episode] = play(tokenizer, [env], [[answer("open it")], [answer("look")]])
@@ -89,25 +83,6 @@ def test_logprobs_are_carried_with_the_ids_they_belong_to(tokenizer):
     assert one.turns[0].logprobs == (-0.5,) * length
     assert two.turns[0].logprobs == (-1.5,) * length
     assert play(tokenizer, [ScriptedEnv(WIN)])[0].turns[0].logprobs is None, "a policy without them"
-
-
-def test_the_concatenated_policy_gets_all_that_it_was_given_and_said(tokenizer):
-    policy = ScriptedPolicy(tokenizer)
-    [episode] = play(tokenizer, [ScriptedEnv()], policy=policy, mode="concatenated")
-    sequence = []
-    for turn, call in zip(episode.turns, policy.calls, strict=True):
-        assert call == [sequence + list(turn.prompt_ids)]
-        sequence += [*turn.prompt_ids, *turn.response_ids]
-
-
-def test_prompts_shortened_for_want_of_room_are_counted(tokenizer):
-    env = ScriptedEnv(step("a"), step("b"), start=("far " * 30, info()))
-    limit = len(chat_ids(tokenizer, "task: find it. see: " + "far " * 30 + " can: go, look"))
-    context = context_of(tokenizer, max_prompt_tokens=limit)
-    [episode] = play_episodes([env], [("t", 0)], ScriptedPolicy(tokenizer), context, RolloutSettings(max_turns=3))
-    assert [turn.dropped_turns for turn in episode.turns] == [0, 1, 1]
-    last = tokenizer.decode(episode.turns[2].prompt_ids)
-    assert "task: find it. 2 turns, last 1: (2 saw a did go). Turn 3 see: b" in last
 
 
 @pytest.mark.parametrize("invalid", ["pass", "skip"])
@@ -158,14 +133,6 @@ def test_all_actions_of_a_turn_are_sent_before_the_first_answer_is_awaited(token
     calls = []
 
     class Slow(ScriptedEnv):
-        def reset_async(self, **arguments):
-            calls.append("ask")
-            super().reset_async(**arguments)
-
-        def reset(self, **arguments):
-            calls.append("answer")
-            return super().reset(**arguments)
-
         def step_async(self, action):
             calls.append("ask")
             super().step_async(action)
@@ -175,7 +142,7 @@ def test_all_actions_of_a_turn_are_sent_before_the_first_answer_is_awaited(token
             return super().step(action)
 
     play(tokenizer, [Slow(WIN), Slow(WIN)], [[answer("go"), answer("go")]], RolloutSettings())
-    assert calls == ["ask", "ask", "answer", "answer"] * 2
+    assert calls == ["ask", "ask", "answer", "answer"]
 
 
 def test_an_invalid_action_is_skipped_and_the_observation_repeated(tokenizer):
@@ -239,19 +206,11 @@ def test_the_success_rule_decides_what_is_solved(tokenizer, last, score, strict,
         assert episode.score == score
 
 
-def test_a_score_is_shown_as_the_environment_gives_it(tokenizer):
-    words = replace(WORDS, next="{task} score {score}")
-    answers = [(*one[:4], {**one[4], "score": 3}) for one in [step()] * 3]
-    [episode] = play(tokenizer, [ScriptedEnv(*answers)], template=words)
-    assert "find it score 3<" in tokenizer.decode(episode.turns[1].prompt_ids)
-    assert type(episode.score) is float
-
-
-def test_the_environment_gets_the_options_beside_the_task(tokenizer):
+def test_the_environment_gets_the_task_its_seed_and_the_options(tokenizer):
     env = ScriptedEnv(WIN)
     [episode] = play(tokenizer, [env], settings=RolloutSettings(env_options={"engine_limit": 100}))
-    [(_, options)] = env.resets
-    assert options == {"engine_limit": 100, "task_id": episode.task_id}
+    [(seed, options)] = env.resets
+    assert (seed, options) == (10, {"engine_limit": 100, "task_id": "task/0"})
     assert episode.score is None
 
 
@@ -302,24 +261,7 @@ def test_an_environment_that_fails_aborts_its_episode_alone(tokenizer, make, err
     assert [len(call) for call in policy.calls] == asked
 
 
-def test_an_exception_in_the_parser_aborts_that_episode_alone(tokenizer, monkeypatch):
-    def raise_at_look(text, admissible, **kwargs):
-        if "look" in text:
-            raise RecursionError("too deep")
-        return parse_response(text, admissible, **kwargs)
-
-    monkeypatch.setattr(parsing, "parse_response", raise_at_look)
-    envs = [ScriptedEnv(WIN), ScriptedEnv(WIN), ScriptedEnv(WIN)]
-    policy = ScriptedPolicy(tokenizer, [[answer("go"), answer("look"), answer("go")]])
-    episodes = play(tokenizer, envs, policy=policy)
-    assert stops(episodes) == [StopReason.WON, StopReason.ABORTED, StopReason.WON]
-    assert episodes[1].error == "RecursionError: too deep"
-    assert envs[1].received == []
-
-
-@pytest.mark.parametrize(
-    ("reward", "weight", "paid"), [(1e20, 1.0, "1e+20"), (-1e20, 1.0, "-1e+20"), (2e6, 1e6, "2000000000000.0")]
-)
+@pytest.mark.parametrize(("reward", "weight", "paid"), [(-1e20, 1.0, "-1e+20"), (2e6, 1e6, "2000000000000.0")])
 def test_a_reward_that_no_loss_can_be_made_of_aborts_that_episode_alone(tokenizer, reward, weight, paid):
     envs = [ScriptedEnv(step(reward=reward)), ScriptedEnv(WIN)]
     episodes = play(tokenizer, envs, settings=RolloutSettings(max_turns=5, env_reward_weight=weight))
@@ -328,13 +270,6 @@ def test_a_reward_that_no_loss_can_be_made_of_aborts_that_episode_alone(tokenize
         "EnvError: reward: expected a number from -1e+12 to 1e+12, beyond which a loss may overflow, got "
         f"{paid} (the environment gave {reward}); lower env_reward_weight"
     )
-
-
-@pytest.mark.parametrize(("reward", "weight"), [(1e20, 0.0), (1e20, 1e-8), (-1e12, 1.0)])
-def test_a_large_reward_counts_by_what_is_paid_for_it(tokenizer, reward, weight):
-    envs = [ScriptedEnv(step(reward=reward), WIN)]
-    (episode,) = play(tokenizer, envs, settings=RolloutSettings(max_turns=5, env_reward_weight=weight))
-    assert episode.stop is StopReason.WON and episode.turns[0].reward == reward * weight
 
 
 # --- Several processes ---------------------------------------------------------------------------------------------
@@ -364,21 +299,3 @@ def test_dummy_prompts_fill_up_what_is_needed_and_their_responses_are_thrown_awa
     assert [call.count(dummy) for call in policy.calls] == [1, 2, 3, 3]
     assert [len(episode.turns) for episode in episodes] == [2, 1]
     assert stops(episodes) == [StopReason.WON, StopReason.WON]
-
-
-def test_a_process_without_tasks_generates_for_dummies_until_all_stop(tokenizer):
-    policy = ScriptedPolicy(tokenizer)
-    answers = [1, 1, 0]
-    ranks = OfSeveralRanks(tokenizer, policy, lambda running: answers.pop(0))
-    assert play(tokenizer, [], policy=ranks) == []
-    assert policy.calls == [[[tokenizer.eos_token_id]]] * 2
-
-
-# --- Watching ------------------------------------------------------------------------------------------------------
-
-
-def test_too_few_environments_are_an_error(tokenizer):
-    with pytest.raises(ValueError, match="envs: .* got 1 for 2 tasks"):
-        play_episodes(
-            [ScriptedEnv()], [("a", 0), ("b", 0)], ScriptedPolicy(tokenizer), context_of(tokenizer), RolloutSettings()
-        )
