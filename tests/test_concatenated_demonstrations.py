@@ -106,9 +106,6 @@ def test_the_ends_of_a_response_are_those_of_the_model(tmp_path, monkeypatch):
         imitate(ToySuite(), DemonstrationArguments(), ImitationConfig(str(tmp_path / "out"), use_cpu=True), args)
     assert given == [[*expected, 6]]
     assert end_ids_of(ModelConfig("tiny"), tokenizer) == expected[:1]
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
-    assert end_ids_of(ModelConfig(str(tmp_path / "adapter")), tokenizer) == [*expected, 6]
 
 
 def test_a_mistake_is_shown_and_not_learned():

@@ -3,9 +3,7 @@
 import pytest
 from rollout_parts import (
     QWEN,
-    WIN,
     ScriptedEnv,
-    ScriptedPolicy,
     answer,
     build,
     byte_tokenizer,
@@ -15,19 +13,16 @@ from rollout_parts import (
     step,
 )
 from tokenizer_families import FAMILIES
-from trainer_kit import make_config, make_trainer
+from trainer_kit import make_config
 
-from epo_trl.cli.imitation import DemonstrationArguments, demonstrations
 from epo_trl.envs.toy import ToySuite
 from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, play_episodes
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.encoding import control_tokens
-from epo_trl.rollout.few_shot import FewShotArguments, read_example
+from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.templates import Example, PastTurn
 from epo_trl.trainers.critic.final_states import final_states
-from epo_trl.trainers.model_card import write_card
 from epo_trl.trainers.setup import build_rules
-from epo_trl.types import StopReason
 
 REACT = PromptTemplate.load("react")
 INTRODUCTION = REACT.first.partition("\n")[0]
@@ -92,34 +87,11 @@ def test_a_prompt_that_is_too_long_loses_its_past_and_keeps_the_examples(tokeniz
     assert build(react(tokenizer, max_prompt_tokens=len(bare.ids) - 1), past) is None
 
 
-# --- Thoughts of earlier turns -------------------------------------------------------------------------------------
-
-ROUNDS = [answer("go", "the red box"), "no tags at all", answer("look", "the blue box"), answer("go", "done")]
-
-
-def play(tokenizer, context):
-    """Returns the episode, and as text all that the policy read at each turn."""
-    policy = ScriptedPolicy(tokenizer, [[text] for text in ROUNDS])
-    env = ScriptedEnv(step("one"), step("two"), step("three"), WIN)
-    [episode] = play_episodes([env], [("t", 0)], policy, context, RolloutSettings(max_turns=4))
-    assert episode.stop is StopReason.WON
-    return episode, [tokenizer.decode(call[0]) for call in policy.calls]
-
-
-def test_windowed_context_shows_the_thoughts_of_the_window_if_the_template_asks_for_them(tokenizer):
-    episode, read = play(tokenizer, react(tokenizer, history_length=2))
-    assert [turn.thought for turn in episode.turns] == ["the red box", "", "the blue box", "done"]
-    assert "<think> the red box </think> <action> go </action>" in read[1]
-    assert "What you see: one\n<think>  </think> <action> no tags at all </action>" in read[2]
-    assert ["the red box" in text for text in read] == [False, True, True, False]
-    _, read = play(tokenizer, context_of(tokenizer))
-    assert not any("the red box" in text for text in read), "the history of other templates is what was seen and done"
-
-
 def test_a_state_at_the_end_of_an_episode_is_the_prompt_that_would_have_come_next(tokenizer):
     context = react(tokenizer)
     envs = [ScriptedEnv(step("one"), step("two")) for _ in range(2)]
-    policy = lambda prompts: ([[*ids_of(tokenizer, ROUNDS[0]), tokenizer.eos_token_id]] * len(prompts), None)  # noqa: E731
+    said = [*ids_of(tokenizer, answer("go", "the red box")), tokenizer.eos_token_id]
+    policy = lambda prompts: ([said] * len(prompts), None)  # noqa: E731
     [short] = play_episodes(envs[:1], [("t", 0)], policy, context, RolloutSettings(max_turns=1))
     [longer] = play_episodes(envs[1:], [("t", 0)], policy, context, RolloutSettings(max_turns=2))
     assert final_states([short], context) == [list(longer.turns[1].prompt_ids)]
@@ -234,50 +206,10 @@ def test_training_and_its_evaluation_show_the_examples_that_the_evaluation_recip
     assert bare.context.examples == () and "few_shot" not in bare.protocol.name
 
 
-def test_the_warm_start_has_the_prompts_of_rl(tokenizer, tmp_path):
-    suite, few = ToySuite(), {"few_shot": 1, "prompt_template": "react"}
-    rules = build_rules(make_config(tmp_path, max_prompt_length=9999, **few), suite, tokenizer)
-    shown = DemonstrationArguments(episodes=1, max_prompt_length=9999, **few)
-    ids = demonstrations(suite, tokenizer, shown, seed=0)[0]["input_ids"]
-    (task,) = suite.demonstration_tasks("train", 50, 1)
-    env = suite.make_env()
-    observation, start = env.reset(seed=0, options={"task_id": task})
-    prompt = rules.context.build([TurnView(observation=observation, info=start, history=())])[0].ids
-    assert ids[: len(prompt)] == prompt and "Example 1" in tokenizer.decode(ids)
-
-
-def test_an_rl_step_is_played_with_examples_and_its_card_says_which(tmp_path):
-    trainer = make_trainer(
-        tmp_path, prompt_template="react", few_shot=1, few_shot_turns=2, max_prompt_length=600, max_steps=1
-    )
-    trainer.train()
-    episode = trainer.play([("train/0", 0)])[0]
-    example = trainer.processing_class.convert_tokens_to_ids("<action>")
-    assert [turn.prompt_ids.count(example) for turn in episode.turns][0] == 3  # what to do; two turns of the example
-    write_card(trainer, tmp_path)
-    assert "+few_shot=1-" in (tmp_path / "README.md").read_text()
-
-
-# --- What is refused -----------------------------------------------------------------------------------------------
-
-
-def test_a_number_of_examples_and_a_file_exclude_each_other():
-    with pytest.raises(ValueError, match="few_shot_file: expected none with few_shot=2, got 'a.txt'"):
-        FewShotArguments(few_shot=2, few_shot_file="a.txt")
-
-
-def test_an_empty_file_is_named(tmp_path):
-    (tmp_path / "mine.txt").write_text(" \n")
-    with pytest.raises(ValueError, match="few_shot_file: expected a text, got the empty .*mine.txt"):
-        read_example(str(tmp_path / "mine.txt"))
-
-
 def test_a_template_that_has_no_place_for_examples_is_named(tokenizer):
     with pytest.raises(TemplateError, match="prompt_template: .*got 'test': first.txt shows no {examples}"):
         context_of(tokenizer, examples=("text",))
     first_only = PromptTemplate("mine", "{examples}{task}", "{task}", "{action}", "{observation}")
-    with pytest.raises(TemplateError, match="'mine': next.txt shows no {examples}"):
-        context_of(tokenizer, template=first_only, examples=("text",))
     assert build(context_of(tokenizer, "concatenated", first_only, examples=("text",)))
     with pytest.raises(TemplateError, match="'mine': it has no example.txt"):
         context_of(tokenizer, "concatenated", first_only, examples=(ONE,))
