@@ -15,7 +15,7 @@ from epo_trl.envs.tools.env import final_answer
 from epo_trl.rollout import ChatTemplateError, PromptTemplate, RolloutSettings, play_episodes
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.parsing import RawResponse, TaggedActions
-from epo_trl.rollout.spec import ResponseArguments, action_format
+from epo_trl.rollout.spec import action_format
 from epo_trl.rollout.tool_calls import ToolCalls
 
 CALL = '<tool_call>\n{"name": "guess", "arguments": {"guess": "[crane]"}}\n</tool_call>'
@@ -28,10 +28,9 @@ def qwen3():
     return chat_tokenizer(["You are given a task. Call one tool at a time. Your task is to: play a game."])
 
 
-def read(text, *, tools=(WordGame.guess,), require_think=False, tokenizer=None):
-    tokenizer = tokenizer or qwen3()
-    response = RawResponse(ids_of(tokenizer, text + "<|im_end|>"), "", "<|im_end|>\n<|im_start|>assistant\n")
-    return ToolCalls(tokenizer, tools).read(response, None, require_think=require_think)
+def read(text, *, tools=(WordGame.guess,), require_think=False):
+    response = RawResponse(ids_of(qwen3(), text + "<|im_end|>"), "", "<|im_end|>\n<|im_start|>assistant\n")
+    return ToolCalls(qwen3(), tools).read(response, None, require_think=require_think)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +68,8 @@ def test_a_response_without_a_call_is_the_final_answer_if_there_is_that_tool():
 
 def test_a_malformed_or_truncated_call_is_not_a_final_answer():
     tools = (WordGame.guess, final_answer)
-    gemma = byte_tokenizer(templates.gemma4_v5_chat_template, special=("<|tool_call>",))
-    llama = byte_tokenizer(templates.llama3_2_chat_template)
     assert read('<tool_call>\n{"name": "guess", "argu', tools=tools).error == "no tool call"
     assert read('I guess.\n<tool_call>guess("[crane]")</tool_call>', tools=tools).error == "no tool call"
-    assert read('<|tool_call>guess{guess:"[crane]"}', tools=tools, tokenizer=gemma).error == "no tool call"
-    cut = RawResponse(ids_of(llama, 'I guess.\n{"na'), "", "")
-    assert ToolCalls(llama, tools).read(cut, None, require_think=False).error == "no tool call"
 
 
 FAMILIES = {
@@ -170,15 +164,10 @@ def test_what_a_tool_returns_is_data():
 
 def test_formats_that_cannot_work_are_refused():
     tokenizer = qwen3()
-    with pytest.raises(ValueError, match=r"action_format: expected one of.*got 'xml'"):
-        ResponseArguments(action_format="xml")
     with pytest.raises(ValueError, match="action_format: .*without tools, got 'tool_calls'"):
         action_format("tool_calls", tokenizer, ())
     with pytest.raises(ChatTemplateError, match="shows no tool calls"):
         action_format("tool_calls", byte_tokenizer(), [WordGame.guess])
-    with pytest.raises(ChatTemplateError, match="TRL knows none for this model"):
-        other = templates.qwen3_chat_template + "{# another #}"
-        action_format("tool_calls", byte_tokenizer(other), [WordGame.guess])
 
 
 def test_in_tags_a_call_is_passed_on_whole():

@@ -1,7 +1,6 @@
 """Environments of TRL's `environment_factory` keep our contract; their calls are checked, their rewards are TRL's."""
 
 import asyncio
-import json
 import random
 from pathlib import Path
 from typing import Literal
@@ -81,14 +80,11 @@ def test_the_prompt_shows_the_task_the_tools_and_what_reset_says():
         ('{"name": "reset", "arguments": {}}', "there is no tool of this name"),
         ("[" * 100_000, "this is no tool call"),
         ('{"name": "guess", "arguments": {"guess": NaN}}', "guess: the argument 'guess' got NaN"),
-        ('{"name": "fly"}', "there is no tool of this name; there are guess"),
         ('{"name": "__init__", "arguments": {}}', "there is no tool of this name"),
         ('{"name": "guess"}', "guess lacks the argument 'guess'"),
-        ('{"name": "guess", "arguments": ["[crane]"]}', "the arguments of \"guess\" are no names and values"),
         ('{"name": "guess", "arguments": {"guess": 3}}', "guess: the argument 'guess' got 3: Input should be a valid"),
         ('{"name": "guess", "arguments": {"guess": "[crane]", "self": 1}}', "guess has no argument \"self\"; it takes"),
         ('{"name": "guess", "arguments": {"guess": "[cat]"}}', "You attempted an invalid move."),
-        ('{"name": "\\ud800"}', "there is no tool of this name"),
         ('{"name": "guess", "arguments": {"guess": "\\ud800"}}', "guess: the argument 'guess' got \"?\""),
     ],
 )  # fmt: skip
@@ -110,11 +106,8 @@ def every_kind(a: int, b: float, c: Literal["x", "y"], d: list[int], e: bool = T
 @pytest.mark.parametrize(
     ("argument", "value", "takes"),
     [
-        ("a", 3, True), ("a", 3.5, False), ("a", "3", False), ("a", True, False), ("b", 3, True), ("b", "3", False),
-        ("c", "x", True), ("c", "z", False),
-        ("d", [1, 2], True), ("d", [1, "2"], False), ("d", 1, False),
-        ("e", False, True), ("e", 0, False),
-        ("f", None, True), ("f", "text", True), ("f", 3, False),
+        ("a", 3, True), ("a", "3", False), ("a", True, False), ("b", 3, True), ("c", "z", False),
+        ("d", [1, "2"], False), ("e", 0, False), ("f", None, True),
     ],
 )  # fmt: skip
 def test_an_argument_has_to_be_of_its_type(argument, value, takes):
@@ -124,30 +117,6 @@ def test_an_argument_has_to_be_of_its_type(argument, value, takes):
     else:
         with pytest.raises(Refusal, match=f"every_kind: the argument '{argument}' got"):
             Tool.of(every_kind).checked(given)
-
-
-def undocumented(a: int) -> str: ...
-
-
-def untyped(a) -> str:
-    """Has no type."""
-
-
-def unbounded(*a: int) -> str:
-    """Takes any number of arguments."""
-
-
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [
-        (undocumented, "'undocumented' has no docstring"),
-        (untyped, "'untyped': expected named arguments with types, got a"),
-        (unbounded, r"'unbounded': expected named arguments with types, got \*a: int"),
-    ],
-)
-def test_a_tool_that_cannot_be_checked_is_refused(function, says):
-    with pytest.raises(EnvError, match=says):
-        Tool.of(function)
 
 
 # ------------------------------------------------------------------------------------------------------------- rewards
@@ -235,17 +204,6 @@ def test_reward_functions_get_what_trl_gives_them_and_none_is_left_out():
     ]
 
 
-@pytest.mark.filterwarnings("ignore:the tool 'stumble' raised", "ignore:rows. expected")
-@pytest.mark.parametrize("action", [tool_call("stumble"), tool_call("fly"), tool_call("set", score="high")])
-def test_reward_functions_see_the_error_that_the_agent_sees(action):
-    seen = []
-    env, *_ = started(ToolSuite(Failing, reward_funcs=[lambda completions, **_: seen.extend(completions) or [0.0]]))
-    observation = env.step(action)[0]
-    said, answer = seen[-1]
-    assert answer == {"role": "tool", "name": json.loads(action)["name"], "content": observation}
-    assert said["tool_calls"][0]["function"] == json.loads(action) and observation.startswith("Error: ")
-
-
 # ------------------------------------------------------------------------------------------------- what may go wrong
 
 
@@ -275,10 +233,6 @@ class Failing(Scored):
         """Shows blocks of text."""
         return [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
 
-    def paint(self) -> list:
-        """Shows a picture."""
-        return [{"type": "image", "image": None}]
-
 
 def test_an_exception_of_a_tool_is_its_answer_and_a_lost_connection_is_an_error():
     env, *_ = started(ToolSuite(Failing))
@@ -293,8 +247,6 @@ def test_asynchronous_tools_and_blocks_of_text_are_taken():
     env, *_ = started(ToolSuite(Failing))
     assert env.step(tool_call("wait", seconds=0.01))[0] == "waited 0.01 seconds"
     assert env.step(tool_call("show"))[0] == "one\ntwo"
-    with pytest.raises(EnvError, match="block of type 'image'"):
-        env.step(tool_call("paint"))
 
 
 def test_the_final_answer_is_a_tool_that_ends_the_episode():
@@ -324,19 +276,6 @@ def test_an_environment_without_rows_gets_the_seed_if_it_takes_one_and_says_its_
     assert info["task"] == "Draws its tasks itself."
 
 
-@pytest.mark.filterwarnings("error")
-def test_an_environment_with_neither_rows_nor_a_seed_has_one_game_or_unequal_groups():
-    with pytest.warns(UserWarning, match="rows: expected rows, or a parameter `seed` of Scored.reset, got neither"):
-        ToolSuite(Scored)
-    ToolSuite(Scored, [{"start": 0.3}]), ToolSuite(Drawing)
-
-
-class Toolless:
-    def reset(self, **row): ...
-
-    def get_reward(self): ...
-
-
 class Rewardless:
     def reset(self, **row): ...
 
@@ -344,35 +283,22 @@ class Rewardless:
         """Acts."""
 
 
+class Untyped(Scored):
+    def act(self, a) -> str:
+        """Has a parameter without a type."""
+
+
 @pytest.mark.parametrize(
     ("factory", "says"),
     [
-        (Toolless, "factory: Toolless has no tool"),
         (Rewardless, "factory: Rewardless has no get_reward"),
+        (Untyped, "'act': expected named arguments with types, got a"),
         ({"a": WordGame}, "factory: expected a class or a function .*got"),
     ],
 )
 def test_a_factory_that_cannot_work_is_refused(factory, says):
     with pytest.raises(EnvError, match=says):
-        ToolSuite(factory)
-
-
-def test_a_reward_model_is_refused():
-    with pytest.raises(EnvError, match="reward_funcs: expected functions, .*got 'org/reward-model'"):
-        ToolSuite(Scored, reward_funcs="org/reward-model")
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({}, "factory: expected 'module:Class' .*got ''"),
-        ({"factory": "word_game:WordGame", "rows": "word_game:WORDS"}, "rows: expected rows with named columns"),
-        ({"factory": "word_game:WordGame", "tool_rewards": ["word_game:nothing"]}, "tool_rewards: .*imported"),
-    ],
-)
-def test_settings_that_name_nothing_are_refused(settings, says):
-    with pytest.raises(EnvError, match=says):
-        ToolsArguments(**settings).make_suite()
+        ToolSuite(factory, [{}]).make_env().reset(options={"task_id": "train/0"})
 
 
 def test_rows_may_be_a_file_and_test_lists_are_those_that_are_given(tmp_path):

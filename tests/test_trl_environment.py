@@ -1,6 +1,6 @@
 """Our environments in TRL's plain GRPOTrainer, and TRL's in our trainer: both train, and agree on what is paid."""
 
-import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from tool_worlds import chat_tokenizer, scripted_model, train_with_trl
 from trainer_kit import make_config
 from word_game import WordGame, reward_func, word_rows
 
-from epo_trl.envs import EnvError
 from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.checker import check_text_env
 from epo_trl.envs.tools.suite import ToolSuite, tool_call
@@ -21,12 +20,8 @@ from epo_trl.trainers import EPOTrainer, as_environment_factory, task_dataset
 PROMPTS = ["You are an agent that acts by calling tools, and you are given a task. What you see: reason step by step"]
 
 
-def weights(model):
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
 def has_changed(model, before):
-    return any(not torch.equal(value, before[name]) for name, value in model.named_parameters())
+    return any(not torch.equal(*pair) for pair in zip(model.parameters(), before.parameters(), strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------- ours in TRL
@@ -48,22 +43,6 @@ def test_an_episode_is_paid_as_ours_is():
         env.act("red")
     env.reset(task_id="train/1")
     assert (env.won, env.done, env.turns, env.reward) == (False, False, 0, 0.0)
-
-
-def answering(*outcome, **changes):
-    """Returns an environment of TRL whose next step in the corridor has this outcome."""
-    env = as_environment_factory(CorridorSuite(2), RolloutSettings(env_reward_weight=1.0))()
-    env.reset(task_id="train/0")
-    env._env.step = lambda action: (*outcome, {**env.info, **changes})
-    return env
-
-
-@pytest.mark.parametrize("reward", [math.nan, math.inf, 1e13, "1.0"])
-def test_a_reward_that_would_abort_an_episode_of_ours_is_an_error(reward):
-    env = answering("You are out.", reward, True, False, won=True)
-    with pytest.raises(EnvError, match="reward: expected "):
-        env.act("red")
-    assert (env.get_reward(), env.turns, env.won) == (0.0, 0, False)
 
 
 SUITES = [CorridorSuite(2), ToySuite(), GeneratedAlfworld(n_train=2, n_iid=0, n_ood=0)]
@@ -115,7 +94,7 @@ def test_trl_s_own_trainer_plays_and_learns_from_a_suite_of_ours(tmp_path):
     wrong = "red" if right == "blue" else "blue"
     tokenizer = chat_tokenizer([*PROMPTS, call])
     model = scripted_model(tokenizer, [call.format(right), call.format(wrong)])
-    before = weights(model)
+    before = deepcopy(model)
     world = as_environment_factory(suite, RolloutSettings(max_turns=2, success_reward=1.0))
     rows = task_dataset(suite, "train")
     trainer, logged = train_with_trl(tmp_path, model, tokenizer, 2, train_dataset=rows, environment_factory=world)
@@ -150,7 +129,7 @@ def test_an_environment_of_trl_trains_in_our_rollout(context, form, tmp_path):
         max_completion_length=200, success_reward=0.0, env_reward_weight=1.0, invalid_action_penalty=0.25,
     )  # fmt: skip
     trainer = EPOTrainer(model, suite, args=config, processing_class=tokenizer)
-    before = weights(model)
+    before = deepcopy(model)
     trainer.train()
     first, second, third = trainer.last_episodes
     assert (first.won, first.total_reward, len(first.turns)) == (True, 1.0, 1)
@@ -161,16 +140,3 @@ def test_an_environment_of_trl_trains_in_our_rollout(context, form, tmp_path):
     assert third.total_reward == pytest.approx(0.2 - 0.25)
     assert [line["env/invalid_actions"] > 0 for line in trainer.state.log_history if "reward" in line] == [True, True]
     assert has_changed(model, before)
-
-
-def test_an_action_is_passed_on_as_in_our_own_rollout():
-    suite, sent = ToySuite(), []
-    program = "for i in x:\n    print(i)"
-    for suite.verbatim, expected in ((False, "for i in x: print(i)"), (True, program)):
-        world = as_environment_factory(suite)()
-        world.reset("train/0")
-        unlisted = {**world.info, "admissible_actions": None, "accepted": True}
-        world._episode.info = unlisted
-        world._env.step = lambda action, info=unlisted: sent.append(action) or ("", 0.0, False, False, info)
-        world.act(f" {program} ")
-        assert sent.pop() == expected
