@@ -24,15 +24,10 @@ pytestmark = pytest.mark.slow
 SESSIONS = 12
 
 
-def serving(sessions):
-
-    script = Path(__file__).with_name("openenv_server.py")
-    return running_server(lambda port: [str(script), str(port), str(sessions)], start=forked.start_server)
-
-
 @pytest.fixture(scope="module")
 def url():
-    with serving(SESSIONS) as (address, _):
+    script = Path(__file__).with_name("openenv_server.py")
+    with running_server(lambda port: [script, str(port), str(SESSIONS)], start=forked.start_server) as (address, _):
         yield address
 
 
@@ -81,7 +76,7 @@ def test_what_the_server_does_not_take_is_an_invalid_action(url):
 
 
 class Ending:
-    """A server of `epo-trl serve` whose game fails at the second step, or ends by its turn limit with these fields."""
+    """A server of `epo-trl serve` whose game fails, or ends by its turn limit with these fields."""
 
     _ws = None
 
@@ -117,7 +112,7 @@ def test_a_served_game_that_fails_aborts_the_episode_and_its_turn_limit_truncate
         assert env.step("look")[:4] == ("late", 0.5, False, True)
 
 
-@pytest.mark.parametrize(("score", "expected"), [(0, 0), (62.5, 62.5), (None, 0.5), ("high", 0.5), ([3], 0.5)])
+@pytest.mark.parametrize(("score", "expected"), [(0, 0), (62.5, 62.5), (None, 0.5)])
 def test_the_score_is_the_server_s_or_else_the_sum_of_rewards(score, expected):
     env = build_suite("http://nowhere", observation_key="text").make_env()
     env._client = Ending(fails=False, score=score)
@@ -140,21 +135,6 @@ def test_a_connection_that_is_lost_aborts_the_episode_and_the_next_one_has_anoth
     env.close()
 
 
-def test_a_reset_that_an_idle_session_refuses_opens_another(url):
-    class Idle:
-        async def reset(self, **options):
-            raise RuntimeError("Server error: session: closed (code: EXECUTION_ERROR)")
-
-        async def close(self):
-            pass
-
-    env = build_suite(url).make_env()
-    env._client = Idle()
-    env.reset(options={"task_id": "train/0"})
-    assert env.step("red")[4]["won"]
-    env.close()
-
-
 def test_a_run_may_go_on_with_a_server_of_another_address():
     given = [OpenEnvArguments(base_url=f"http://{host}", timeout_seconds=len(host)) for host in ("a", "bcd")]
     assert build_registered(given[0]).settings == build_registered(given[1]).settings
@@ -170,15 +150,11 @@ def test_an_answer_is_seen_without_waiting_for_it(url):
     env.close()
 
 
-@pytest.mark.parametrize("word", ["wait", "crash"])
-def test_a_session_ends_that_is_closed_before_its_answer_or_whose_request_has_failed(word, url):
+def test_a_session_ends_that_is_closed_before_its_answer(url):
     for _ in range(SESSIONS + 1):
-        env = build_suite(url, reset_kwargs={"hint": word}).make_env()
+        env = build_suite(url, reset_kwargs={"hint": "wait"}).make_env()
         env.reset_async(options={"task_id": "train/0"})
         time.sleep(0.1)
-        if word == "crash":
-            with pytest.raises(EnvError, match="the colours have run"):
-                env.reset_wait()
         env.close()
     wait_for_seat(build_suite(url), 60)
 
@@ -192,15 +168,6 @@ def test_an_action_may_be_a_json_object_and_an_observation_all_that_is_said(url)
     )
     assert env.step("red")[4]["refusal"] == "an action is a JSON object here"
     assert env.step('{"message": "red"}')[4]["won"]
-    env.close()
-
-
-def test_a_request_that_nobody_waited_for_is_void(url):
-    env = build_suite(url).make_env()
-    env.reset_async(options={"task_id": "train/0"})
-    env.reset_async(options={"task_id": "train/1"})
-    env.reset_wait()
-    assert env.step("green")[4]["won"]
     env.close()
 
 

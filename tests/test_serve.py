@@ -11,7 +11,6 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
@@ -54,10 +53,6 @@ def alfworld():
         yield url
 
 
-def get(url):
-    return json.load(urlopen(url, timeout=20))
-
-
 def client_suite(url, **settings):
     return OpenEnvArguments(base_url=url, observation_key="text", **settings).make_suite()
 
@@ -72,19 +67,6 @@ class TestServedTrap(EnvContract):
 
     def make_suite(self):
         return client_suite(self.url, train_tasks=5, test_tasks=5)
-
-
-def test_the_metadata_names_the_games_and_the_protocol(alfworld):
-    found = get(f"{alfworld}/metadata")
-    assert found["name"] == "alfworld-generated"
-    assert found["description"].startswith("ALFWorld-style games, generated") and "alfworld50" in found["description"]
-    assert "ends after 50 turns" in found["description"]
-    splits = get(f"{alfworld}/alfworld-generated/splits")
-    assert [(split["name"], split["type"]) for split in splits] == [
-        ("train", "train"),
-        ("iid", "test"),
-        ("ood", "test"),
-    ]
 
 
 def test_a_served_game_is_the_game_in_the_process(alfworld):
@@ -149,16 +131,11 @@ def test_bad_messages_are_answered_with_errors_and_harm_nobody(trap):
             assert (await ask('{"type": "reset", "data": {"seed": 1}}'))["type"] == "observation"
             codes = {
                 "no json": "INVALID_JSON",
-                '{"type": "fly"}': "UNKNOWN_TYPE",
-                '{"type": "step", "data": {}}': "VALIDATION_ERROR",
-                '{"type": "step", "data": {"message": 3}}': "VALIDATION_ERROR",
                 json.dumps({"type": "step", "data": {"message": "x" * 100_001}}): "VALIDATION_ERROR",
             }
             for text, code in codes.items():
                 assert (await ask(text))["data"]["code"] == code, text
             assert (await ask('{"type": "step", "data": {"message": "sing"}}'))["data"]["observation"]["turn"] == 1
-            answer = await ask('{"type": "reset", "data": {"split": "valid"}}')
-            assert answer["data"]["code"] == "EXECUTION_ERROR" and "split: expected one of" in answer["data"]["message"]
         async with websockets.connect(trap.replace("http", "ws") + "/ws") as line:
             await line.send("x" * (2**20 + 1))
             with pytest.raises(websockets.ConnectionClosed, match="1009"):

@@ -1,21 +1,17 @@
 """The sessions of `epo-trl serve` without a server: which task a reset chooses, limits, and failures."""
 
 import asyncio
-import re
 import threading
 from types import SimpleNamespace
 
 import pytest
 from word_game import WordGame, reward_func, word_rows
 
-from epo_trl.cli import main
 from epo_trl.envs import EnvError, TaskSuite, TextEnv
-from epo_trl.envs.alfworld import GeneratedAlfworld
 from epo_trl.envs.tools.suite import ToolSuite
-from epo_trl.envs.trap import TrapSuite
 from epo_trl.lab.serve.server import GameSession, ServedGames
 
-FAILURES = {"fail": RuntimeError("it failed"), "exit": SystemExit(3), "next": StopIteration(), "key": KeyError("fact")}
+FAILURES = {"fail": RuntimeError("it failed"), "exit": SystemExit(3), "next": StopIteration()}
 
 
 class Count(TextEnv):
@@ -80,7 +76,6 @@ def play(session, *actions, **task):
         ({"seed": 1_000_002}, "iid/0 with seed 1000002"),
         ({"split": "ood", "index": 1, "seed": 7}, "ood/1 with seed 7"),
         ({"split": "ood", "seed": 3}, "ood/1 with seed 3"),
-        ({"split": "ood", "seed": 1_000_003}, "ood/1 with seed 1000003"),
         ({"task_id": "train/2"}, "train/2 with seed 0"),
     ],
 )
@@ -88,17 +83,10 @@ def test_a_reset_chooses_a_task_by_seed_place_or_id(task, expected):
     assert play(make_session(), **task).text == f"{expected}, options None"
 
 
-def test_a_reset_on_an_empty_list_names_it(monkeypatch):
-    monkeypatch.setattr(Counts, "task_ids", lambda self, split: ["train/0"] if split == "train" else [])
-    with pytest.raises(EnvError, match="split: expected a list with tasks, got 'iid', which is empty"):
-        play(make_session(), seed=1_000_000)
-
-
 @pytest.mark.parametrize(
     ("task", "says"),
     [
-        ({"seed": "a"}, "seed: expected an integer >= 0, got 'a'"),
-        ({"seed": -1}, "seed: .*got -1"),
+        ({"seed": -1}, "seed: expected an integer >= 0, got -1"),
         ({"split": "valid"}, "split: .*got 'valid'"),
         ({"split": "iid", "index": 2}, "index: expected an integer from 0 to 1 for 'iid', got 2"),
         ({"task_id": "train/3"}, "task_id: expected an id of the lists train, iid, ood, got 'train/3'"),
@@ -108,13 +96,6 @@ def test_a_reset_on_an_empty_list_names_it(monkeypatch):
 def test_a_reset_that_chooses_no_task_is_an_error_that_names_the_field(task, says):
     with pytest.raises(EnvError, match=says):
         play(make_session(), **task)
-
-
-def test_a_client_may_name_the_rules_of_the_server_and_no_others():
-    session = make_session(protocol="strict30", env_options={"hard": True})
-    assert play(session, seed=0, hard=True).text == "train/0 with seed 0, options True"
-    with pytest.raises(EnvError, match="reset: expected .*, hard=True, got hard=False"):
-        play(session, seed=0, hard=False)
 
 
 def test_an_observation_says_what_happened():
@@ -155,9 +136,7 @@ def test_after_an_end_or_a_failure_only_a_reset_helps(actions):
 
 
 @pytest.mark.parametrize("instant", [False, True])
-@pytest.mark.parametrize(
-    ("action", "says"), [("exit", "SystemExit: 3"), ("next", "StopIteration: "), ("key", "KeyError: 'fact'")]
-)
+@pytest.mark.parametrize(("action", "says"), [("exit", "SystemExit: 3"), ("next", "StopIteration: ")])
 def test_whatever_a_game_raises_is_an_error_of_its_episode(action, says, instant):
     """OpenEnv answers an `Exception`; a future never ends with `StopIteration`."""
     suite = Counts()
@@ -195,26 +174,6 @@ def test_all_sessions_play_in_one_thread_and_a_closed_one_frees_its_environment_
     assert len(Count.threads) == 1 and Count.closed == 3
 
 
-def test_an_environment_whose_creation_outlasts_its_client_is_closed(monkeypatch):
-    """As after `call_timeout`: the client is gone when the thread of the environments is done."""
-    session = make_session()
-    monkeypatch.setattr(Count, "closed", 0)
-    monkeypatch.setattr(Counts, "make_env", lambda self: session.close() or Count())
-    with pytest.raises(EnvError, match="session: .*closed"):
-        play(session, seed=0)
-    assert Count.closed == 1
-
-
-def test_an_instant_suite_is_called_without_a_thread():
-    suite = Counts()
-    suite.instant = True
-    Count.threads.clear()
-    play(make_session(ServedGames(suite)), "a", seed=0)
-    assert Count.threads == {threading.get_ident()}
-    assert TrapSuite().instant and GeneratedAlfworld(1, 0, 0).instant
-    assert not GeneratedAlfworld(1, 0, 0, engine="textworld").instant
-
-
 def test_tasks_can_be_listed():
     session = make_session()
     assert session.list_splits() == [
@@ -225,28 +184,3 @@ def test_tasks_can_be_listed():
     assert [task["id"] for task in session.get_task_range("train", 1)] == ["train/1", "train/2"]
     with pytest.raises(IndexError):
         session.get_task("iid", 2)
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["trap", "--seats", "0"], "seats: expected an integer >= 1, got 0"),
-        (["trap", "--port", "99999"], "port: expected an integer from 1 to 65535, got 99999"),
-        (["trap", "--protocol", "none50"], "protocol: .*got 'none50'"),
-        (["nowhere"], "environment: .*got 'nowhere'"),
-        (["trap", "--seat", "3"], "--seat: unknown option; did you mean --seats"),
-        (["trap", "--doors", "1"], "doors: expected an integer from 2 to 6, got 1"),
-    ],
-)
-def test_wrong_options_are_named_on_one_line(words, says, capsys):
-    assert main(["serve", *words]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(says, line)
-
-
-def test_games_that_cannot_start_are_not_served(monkeypatch, capsys):
-    monkeypatch.setattr(TrapSuite, "make_env", Counts.make_env)
-    monkeypatch.setattr(Count, "_info", lambda self: {"admissible_actions": (), "won": False, "task": "count"})
-    assert main(["serve", "trap"]) == 1
-    out, err = capsys.readouterr()
-    assert out == "" and "info has no 'task_type'. Fix: add info['task_type'], a str" in err
