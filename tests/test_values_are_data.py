@@ -171,17 +171,6 @@ def test_an_expert_s_words_are_data_too(family):
     assert context.encode(ANSWER, [{"thought": "hm", "action": "go"}])[0] == ids_of(tokenizer, answer("go"))
 
 
-def test_words_and_blanks_that_were_added_are_text():
-    tokenizer = FAMILIES["gemma"]()
-    tokenizer.add_tokens(["fridge", "side table"])
-    context = context_of(tokenizer)
-    for said in ("a fridge\n\na side table\nb", "fridge"):
-        view = TurnView(observation=said, info=info(), history=())
-        ids = context.build([view])[0].ids
-        assert ids == chat_ids(tokenizer, f"task: find it. see: {said} can: go, look")
-        assert tokenizer.convert_tokens_to_ids("fridge") in ids
-
-
 def test_names_of_control_tokens_are_secret_and_change_nothing():
     tokenizer = FAMILIES["qwen"]()
     one, other = context_of(tokenizer), context_of(tokenizer)

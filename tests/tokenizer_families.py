@@ -148,20 +148,10 @@ def unigram():
     return fast(backend, QWEN, special, eos="<|im_end|>")
 
 
-def words():
-    """Whole words, among them the control tokens."""
-    special = ["<unk>", "<|im_start|>", "<|im_end|>"]
-    known = [*special, *sorted({word for text in TEXTS for word in text.split()} - set(special))]
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(known)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    template = turns(("<|im_start|> user ", " <|im_end|> "), ("<|im_start|> assistant ", " <|im_end|> "), "go ")
-    return fast(backend, template, special, eos="<|im_end|>")
-
-
 def tiny():
     """Ours."""
     return build_tokenizer(TEXTS)
 
 
-FAMILIES = {build.__name__: build for build in (qwen, llama3, harmony, llama2, gemma, glm, unigram, words, tiny)}
+FAMILIES = {build.__name__: build for build in (qwen, llama3, harmony, llama2, gemma, glm, unigram, tiny)}
 LOSSLESS = ("qwen", "llama3", "harmony", "gemma", "glm")  # decoding gives back every text
