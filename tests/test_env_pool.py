@@ -1,14 +1,11 @@
 """Games in worker processes: what dies or hangs costs its own episodes, is counted, and leaves no process behind."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from processes import assert_gone, is_running
+from processes import assert_no_helper_outlives, assert_soon, is_running
 from rollout_parts import ScriptedPolicy, byte_tokenizer, context_of
 from wild_games import WildSuite
 
@@ -94,13 +91,6 @@ def test_a_worker_that_is_lost_in_a_step_loses_its_episodes_and_no_others(pool, 
     assert suite.faults() == Faults(restarts=1, timeouts=timeouts)
 
 
-def until(ready, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["hang", "die"])
 def test_an_answer_or_a_loss_is_seen_without_waiting_for_it(pool, action):
@@ -111,9 +101,9 @@ def test_an_answer_or_a_loss_is_seen_without_waiting_for_it(pool, action):
     fine.step_async("slow")
     assert not fine.has_answer()
     lost.step_async(action)
-    until(fine.has_answer)
+    assert_soon(fine.has_answer, 60)
     assert fine.step_wait()[0] and fine.has_answer()
-    until(lost.has_answer)
+    assert_soon(lost.has_answer, 60)
     with pytest.raises(WorkerLost):
         lost.step_wait()
 
@@ -221,41 +211,6 @@ def test_the_process_stops_with_the_last_environment(pool):
         start(envs[1])
 
 
-def test_the_environments_are_closed_before_their_process_stops(pool, tmp_path):
-    suite = pool()
-    envs = [suite.make_env() for _ in range(3)]
-    for env in envs:
-        start(env)
-    envs[1].step("spoil")
-    envs[0].close()
-    with pytest.raises(EnvError, match="RuntimeError: spoiled"):
-        envs[1].close()
-    envs[2].close()
-    assert len(list(tmp_path.glob("closed-*"))) == 2
-    assert suite._workers[0]._process is None
-
-
-@pytest.mark.parametrize("path", [None, "/some/folder"])
-def test_a_game_has_the_python_path_of_the_run(pool, path, monkeypatch):
-    """Also the processes that it starts."""
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    if path is not None:
-        monkeypatch.setenv("PYTHONPATH", path)
-    env = pool().make_env()
-    start(env)
-    assert env.step("look")[-1]["python_path"] == path
-
-
-@pytest.mark.slow
-def test_a_process_at_work_is_not_waited_for(pool):
-    env = pool().make_env()
-    start(env)
-    env.step_async("hang")
-    begin = time.monotonic()
-    env.close()
-    assert time.monotonic() - begin < 10.0
-
-
 def test_the_process_stops_with_the_suite_if_nothing_was_closed():
     suite = PooledSuite(ToySuite())
     env = suite.make_env()
@@ -264,23 +219,6 @@ def test_the_process_stops_with_the_suite_if_nothing_was_closed():
     assert is_running(pid)
     del suite, env
     assert not is_running(pid)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("action", "message"), [("die", "died with exit status -9"), ("hang", "no answer within 1 s"), ("look", None)]
-)
-def test_what_a_game_has_started_ends_with_its_worker(pool, action, message):
-    env = pool(step_seconds=1.0).make_env()
-    start(env)
-    child = env.step("fork")[-1]["child"]
-    assert is_running(child)
-    if message:
-        with pytest.raises(WorkerLost, match=message):
-            env.step(action)
-    else:
-        env.close()
-    assert_gone([child])
 
 
 PLAYER = f"""
@@ -308,22 +246,7 @@ env.step_wait()
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["crash", signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_worker_outlives_python_even_if_it_hangs(end):
-    player = subprocess.Popen(
-        [sys.executable, "-c", PLAYER, str(end)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    worker, child_of_worker, child = map(int, player.stdout.readline().split())
-    try:
-        if end != "crash":
-            assert is_running(worker) and os.getpgid(worker) != os.getpgid(player.pid)
-            time.sleep(0.3)
-            player.send_signal(end)
-        assert player.wait(30) != 0
-        assert_gone([worker, child_of_worker])
-        assert is_running(child)  # a forked child of the run keeps nothing alive
-    finally:
-        player.kill()
-        os.kill(child, signal.SIGKILL)
-        player.stdout.close()
+    assert_no_helper_outlives(PLAYER, end)
 
 
 # --- Wrong input ---------------------------------------------------------------------------------------------------
@@ -334,10 +257,3 @@ def test_a_suite_that_cannot_be_sent_is_named():
     suite.rule = lambda: None
     with pytest.raises(EnvError, match="suite: 'treasure-hunt' cannot be sent to a worker process: .*lambda"):
         PooledSuite(suite)
-
-
-def test_a_suite_that_cannot_be_loaded_is_named(pool, monkeypatch):
-    suite = pool()
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).resolve() != TESTS])
-    with pytest.raises(EnvError, match="ModuleNotFoundError: .*wild_games"):
-        start(suite.make_env())

@@ -2,13 +2,10 @@
 
 import os
 import signal
-import subprocess
 import sys
-import tempfile
-import time
 
 import pytest
-from processes import assert_gone, is_running
+from processes import assert_no_helper_outlives, is_running
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.base import Faults
@@ -65,36 +62,7 @@ def test_the_jvm_stops_with_the_last_environment():
 
 @pytest.mark.parametrize("end", ["crash", signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_jvm_outlives_python(end, tmp_path):
-    player = subprocess.Popen(
-        [sys.executable, "-c", PLAYER, str(end)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    jvm, child = map(int, player.stdout.readline().split())
-    try:
-        if end != "crash":
-            assert is_running(jvm)
-            time.sleep(0.3)
-            player.send_signal(end)
-        assert player.wait(30) != 0
-        assert_gone([jvm])
-        assert is_running(child)  # a forked child of the run keeps nothing alive
-    finally:
-        player.kill()
-        os.kill(child, signal.SIGKILL)
-        player.stdout.close()
-
-
-def test_nothing_is_written_where_python_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
-    (tmp_path / "temp").mkdir()
-    env = ScienceWorldSuite().make_env()
-    reset(env)
-    env.close()
-    assert [*tmp_path.rglob("*")] == [tmp_path / "temp"]
+    assert_no_helper_outlives(PLAYER, end, TMPDIR=str(tmp_path))
 
 
 # --- JVMs that die or hang -----------------------------------------------------------------------------------------
@@ -200,13 +168,3 @@ def test_a_missing_package_says_which_extra_to_install(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(EnvError, match=r"pip install 'epo-trl\[scienceworld\]'"):
         reset(ScienceWorldSuite().make_env())
-
-
-def test_a_program_that_is_no_java_is_named(tmp_path):
-    program = tmp_path / "java"
-    program.write_text("#!/bin/sh\necho I am no Java >&2\nexit 1\n")
-    program.chmod(0o755)
-    env = ScienceWorldSuite(java=str(program)).make_env()  # a Java can be chosen
-    with pytest.raises(EnvError, match="did not start.*I am no Java"):
-        reset(env)
-    env.close()

@@ -9,7 +9,7 @@ from epo_trl.envs.toy import ToySuite, TreasureHunt
 
 
 class WildSuite(ToySuite):
-    """Its games obey "die", "hang", "slow", "raise", "fork", "huge" and "spoil"; files order it of resets."""
+    """Its games obey "die", "hang", "slow", "raise" and "fork"; files order it of resets."""
 
     def __init__(self, folder):
         super().__init__()
@@ -23,7 +23,7 @@ class WildHunt(TreasureHunt):
     def __init__(self, folder):
         super().__init__()
         self.folder = folder
-        self.child, self.is_spoiled = 0, False
+        self.child = 0
 
     def reset(self, **kwargs):
         order = self.folder / kwargs["options"]["task_id"].replace("/", "_")
@@ -37,17 +37,10 @@ class WildHunt(TreasureHunt):
 
     def step(self, action):
         self.obey(action)
-        observation, *rest, info = super().step(action)
-        info |= {"pid": os.getpid(), "child": self.child, "python_path": os.environ.get("PYTHONPATH")}
-        return observation * (100_000 if action == "huge" else 1), *rest, info
-
-    def close(self):
-        if self.is_spoiled:
-            raise RuntimeError("spoiled")
-        (self.folder / f"closed-{id(self)}").touch()
+        *result, info = super().step(action)
+        return *result, {**info, "pid": os.getpid(), "child": self.child}
 
     def obey(self, what):
-        self.is_spoiled = what == "spoil"
         if what == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "hang":
