@@ -5,10 +5,9 @@ import random
 import pytest
 from rollout_parts import byte_tokenizer, context_of
 
-from epo_trl.envs import EnvError
 from epo_trl.envs.scienceworld import GoldExpert, ScienceWorldSuite
-from epo_trl.envs.scienceworld.expert import DONE, thought_for, with_teleports
-from epo_trl.envs.scienceworld.gold import GoldPath, cache_folder
+from epo_trl.envs.scienceworld.expert import DONE, with_teleports
+from epo_trl.envs.scienceworld.gold import GoldPath
 from epo_trl.envs.scienceworld.tasks import find_task
 from epo_trl.models import build_tokenizer
 from epo_trl.rollout import PromptTemplate
@@ -105,35 +104,6 @@ def test_walks_are_left_out_one_by_one_at_the_given_rate():
     assert 430 <= teleports.count(0) <= 550 and 370 <= teleports.count(1) <= 470 and 60 <= teleports.count(2) <= 120
 
 
-def test_a_path_that_cannot_be_found_is_left_out_and_not_kept(tmp_path, monkeypatch, caplog):
-    class Broken:
-        is_alive = True
-
-        def __init__(self, *args):
-            pass
-
-        def calls(self):
-            raise EnvError("out of heap")
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr("epo_trl.envs.scienceworld.gold.Jvm", Broken)
-    suite = make_suite(tmp_path)
-    assert suite._gold.path("boil", 0) == GoldPath()
-    assert suite.demonstration_tasks("ood", max_turns=100) == []
-    assert "no gold path for ('boil', 0): out of heap" in caplog.text
-    assert list(tmp_path.rglob("*.json")) == []
-
-
-def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
-    monkeypatch.delenv("EPO_TRL_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "epo_trl" / "scienceworld_gold"
-    monkeypatch.setenv("EPO_TRL_CACHE", str(tmp_path / "own"))
-    assert cache_folder() == tmp_path / "own" / "scienceworld_gold"
-
-
 def info(accepted=True):
     return {"task_id": "t", "accepted": accepted}
 
@@ -150,17 +120,3 @@ def test_the_expert_repeats_what_was_not_understood_and_answers_only_when_asked(
     expert.reset("start", info())
     acts = [expert.act("start", info())[1] for _ in range(3)]
     assert acts == ["open door", "move seed to pot", "wait"]
-
-
-@pytest.mark.parametrize(
-    ("action", "thought"),
-    [
-        ("open door to art studio", "The door to the art studio has to be open."),
-        ("open cupboard", "What I need may be in the cupboard."),
-        ("move cup of red paint in kitchen to red box", "The cup of red paint in kitchen belongs in the red box."),
-        ("3", "I mean that one."),
-        ("eat soap", "The next thing to do is: eat soap."),
-    ],
-)
-def test_thoughts_name_what_is_acted_on(action, thought):
-    assert thought_for(action).startswith(thought)
