@@ -6,7 +6,6 @@ from alfworld_games import (
     ALL_TYPES_KITCHEN,
     SMALL,
     as_downloaded,
-    edit,
     game_like_the_real_ones,
     small_game,
 )
@@ -37,12 +36,6 @@ def test_a_goal_is_one_of_alfred_s_six(state):
     else:
         with pytest.raises(EnvError, match=r"a/game\.tw-pddl.*\(:goal.*engine='textworld'"):
             read_goal(text, "a/game.tw-pddl")
-
-
-@pytest.mark.parametrize("fact", ["(isBroken mug_bar_1)", "(openable a b)"])
-def test_an_unknown_fact_is_refused_by_name(fact):
-    with pytest.raises(EnvError, match=f"edited.*{fact[1:-1].lower()}"):
-        Scene.of(edit(small_game(), "", fact))
 
 
 def test_other_rules_or_texts_are_refused():
@@ -79,11 +72,6 @@ def test_games_in_the_form_of_the_download_are_the_same_games():
     assert State(Scene.of(downloaded)).step("help").startswith("Available commands:\n  look: ")
     with pytest.raises(EnvError, match="grammar"):
         Scene.of(replace(downloaded, grammar=downloaded.grammar.replace("use an object", "use it")))
-
-
-def test_a_room_with_a_sink_is_refused():
-    with pytest.raises(EnvError, match="'sink'"):
-        Scene.of(edit(as_downloaded(small_game()), "", "(receptacleType Sink_bar_1 SinkType)"))
 
 
 def facts(state):

@@ -79,16 +79,6 @@ def test_an_inadmissible_action_changes_neither_the_game_nor_the_notes():
         assert info == before
 
 
-def test_the_state_key_is_computed_only_when_a_reset_asks_for_it():
-    env = GeneratedAlfworld(n_train=1).make_env()
-    _, plain = env.reset(options={"task_id": "train/0"})
-    _, keyed = env.reset(options={"task_id": "train/0", "state_key": True})
-    assert keyed == plain | {"state_key": env._opened.play.key()}
-    assert env.step("inventory")[4]["state_key"] == keyed["state_key"]
-    assert env.step(keyed["admissible_actions"][0])[4]["state_key"] != keyed["state_key"]
-    assert "state_key" not in env.reset(options={"task_id": "train/0"})[1]
-
-
 def test_the_notes_follow_an_episode():
     notes = AgentNotes(
         "You are in the middle of a room. Looking quickly around you, you see a bed 1, a safe 1, and a shelf 2."
@@ -127,12 +117,8 @@ def test_what_the_task_names_is_noted_where_it_was_last_seen():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"engine": "thor"}, "engine: .*'fast', 'textworld', got 'thor'"),
-        ({"n_iid": -1}, "n_iid: .*got -1"),
         ({"max_receptacles": 6}, "no game of the split 'ood'"),
         ({"task_types": ["pick_up"]}, "task_types.*pick_and_place_simple.*pick_up"),
-        ({"room_types": []}, r"room_types.*kitchens.*got \[\]"),
-        ({"max_receptacles": 1}, "max_receptacles: .*got 1"),
         ({"task_types": ["look_at_obj_in_light"], "room_types": ["bathrooms"]}, "look_at_obj_in_light"),
     ],
 )
@@ -161,16 +147,6 @@ def first_game(folder):
     return min((folder / "json_2.1.1" / "train").rglob(GAME_FILE))
 
 
-def test_a_list_may_lie_on_another_disk(copied, tmp_path):
-    before = AlfworldData(copied).task_ids("train")
-    folder = copied / "json_2.1.1" / "train"
-    folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(tmp_path / "elsewhere")
-    linked = AlfworldData(copied)
-    assert linked.task_ids("train") == before
-    linked.make_env().reset(seed=0, options={"task_id": before[0]})
-
-
 def test_the_lists_of_stored_games(written, tmp_path, monkeypatch):
     suite = AlfworldData(written / "json_2.1.1")
     for split, folder, count in (("train", "train/", 8), ("iid", "valid_seen/", 3), ("ood", "valid_unseen/", 3)):
@@ -183,8 +159,6 @@ def test_the_lists_of_stored_games(written, tmp_path, monkeypatch):
     (tmp_path / "json_2.1.1" / "train").mkdir(parents=True)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     assert AlfworldData().name == "alfworld"
-    with pytest.raises(EnvError, match="json_2.1.1/train: no playable games"):
-        AlfworldData().task_ids("train")
 
 
 def test_a_missing_folder_says_how_to_get_games(tmp_path, monkeypatch):
@@ -228,14 +202,3 @@ def test_what_alfworld_leaves_out_is_left_out_and_a_folder_that_lacks_a_file_is_
     (third.parent / DESCRIPTION_FILE).unlink()
     with pytest.warns(UserWarning, match=rf"train: 5 games, but 2 folders lack a file, for example {second.parent}"):
         assert len(AlfworldData(copied).task_ids("train")) == 5
-
-
-def test_reset_and_step_say_what_they_take():
-    env = GeneratedAlfworld(n_train=3, n_iid=0, n_ood=0).make_env()
-    with pytest.raises(EnvError, match="reset"):
-        env.step("look")
-    with pytest.raises(EnvError, match="task_id"):
-        env.reset()
-    for bad in ("train/3", "train/-1", "train/x", "iid/0", ""):
-        with pytest.raises(EnvError, match="'train/0' to 'train/2'"):
-            env.reset(options={"task_id": bad})

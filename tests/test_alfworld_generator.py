@@ -20,23 +20,12 @@ from epo_trl.envs.alfworld.task_specs import Filters, task_specs, type_order
 from epo_trl.envs.base import EnvError
 
 SPLITS = ("train", "iid", "ood")
-DIGEST = """
-import hashlib
-from epo_trl.envs.alfworld.generator import generate
-text = "".join(generate(s, i, 5).game.as_json() + generate(s, i, 5).folder for s in ("train", "iid", "ood")
-               for i in range(8))
-print(hashlib.sha256(text.encode()).hexdigest())
-"""
 
 
 def in_another_process(code: str, hash_seed: str) -> str:
     root = str(Path(__file__).parents[1])
     env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": root}
     return subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout
-
-
-def test_games_are_the_same_in_every_process():
-    assert in_another_process(DIGEST, "1") == in_another_process(DIGEST, "2")
 
 
 def test_train_and_iid_share_no_recipe_and_ood_has_only_held_out_rooms():
@@ -74,11 +63,6 @@ def test_rooms_hold_about_as_many_things_as_real_ones():
         assert means == pytest.approx(expected, rel=0.2)
     assert abs(len(seen["kitchens"]) / 138 - 0.475) < 0.1
     assert abs(statistics.fmean(empty) - 0.424) < 0.06
-
-
-def test_what_lies_on_the_floor_is_no_task():
-    kinds = {r.object_kind for split in SPLITS for group in task_specs(split, Filters()).values() for r in group}
-    assert not kinds & {"BaseballBat", "BasketBall", "Plunger", "TennisRacket", "WateringCan", "Television", "DeskLamp"}
 
 
 @pytest.mark.parametrize("split", SPLITS)
