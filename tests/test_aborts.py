@@ -2,19 +2,13 @@
 
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from run_kit import left, logged
-from trainer_kit import ROWS, make_episodes, make_ppo, make_trainer
+from trainer_kit import ROWS, make_ppo, make_trainer
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
-from epo_trl.methods import Comm
-from epo_trl.runs.callbacks import short_line
-from epo_trl.runs.checkpoint_files import STATE_FILE
 from epo_trl.runs.guards import TooManyAborted
-from epo_trl.runs.state_file import read_state
-from epo_trl.trainers.step import RLStep
 from epo_trl.types import StopReason
 
 pytestmark = pytest.mark.slow
@@ -73,16 +67,6 @@ def test_a_run_stops_with_a_checkpoint_and_goes_on_from_it(tmp_path, make):
     assert [entry["step"] for entry in mended.state.log_history if "env/aborted" in entry] == [1, 2, 3, 4]
 
 
-def test_the_state_before_a_refused_batch_has_nothing_of_the_batch(tmp_path):
-    make_trainer(tmp_path / "plain", max_steps=2, logging_steps=4, save_strategy="steps", save_steps=2).train()
-    with pytest.raises(TooManyAborted):
-        breaking(make_trainer, tmp_path / "broken", rollout=3, logging_steps=4).train()
-    plain, broken = (read_state(tmp_path / name / "checkpoint-2" / STATE_FILE) for name in ("plain", "broken"))
-    counts = [{name: len(values) for name, values in each["pending_metrics"].items()} for each in (plain, broken)]
-    assert counts[0] == counts[1] and broken["health"] == plain["health"]
-    assert broken["pending_metrics"]["env/aborted"] == [0.0, 0.0]
-
-
 def test_the_limit_itself_is_allowed(tmp_path):
     trainer = breaking(make_trainer, tmp_path, rollout=2, episodes=4, max_aborted_share=0.5)
     trainer.suite.tail = "\x1b[31m"
@@ -91,20 +75,6 @@ def test_the_limit_itself_is_allowed(tmp_path):
         trainer.train()
     assert not any("\x1b" in str(one.message) for one in caught)
     assert logged(trainer, "env/aborted") == [0.0, 0.5, 0.0, 0.0]
-
-
-def test_the_line_of_a_step_shows_aborted_episodes_if_there_are_any():
-    assert short_line(1, {"env/success_rate": 0.25, "env/aborted": 0.125}) == "step    1  success 25%  aborted 12%"
-    assert short_line(1, {"env/success_rate": 0.25, "env/aborted": 0.0}) == "step    1  success 25%"
-
-
-@pytest.mark.parametrize(("others_have", "zeros"), [(True, [[0.0]]), (False, None)])
-def test_a_rank_without_a_usable_episode_has_log_probabilities_where_the_others_have_them(others_have, zeros):
-    """vLLM gives them, and TRL compares them with its own on every rank."""
-    context = SimpleNamespace(is_windowed=True)
-    ranks = Comm(gather=lambda own: [others_have, *own])
-    step = RLStep.lay_out([make_episodes()[5]], context, 1, ranks, placeholder_id=0, multiple=None)
-    assert step.to_rollout_output()["logprobs"] == zeros
 
 
 @pytest.mark.parametrize(("aborted", "greater", "best"), [(2, False, 1), (1, True, 3)])

@@ -41,13 +41,6 @@ def test_before_training_ctrl_c_is_one_line_and_130(python_s_own_handler, capfd)
     assert signal.getsignal(signal.SIGINT) is python_s_own_handler
 
 
-def test_an_end_that_ctrl_c_did_not_bring_keeps_its_code(python_s_own_handler):
-    for code in (143, 1):
-        with pytest.raises(SystemExit) as end:
-            run_recipe(*PROGRAM, lambda line, code=code: sys.exit(code))
-        assert end.value.code == code
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("max_steps", "code", "saved", "has_ended"), [(3, [130], ["checkpoint-1"], False), (1, [], [], True)]

@@ -1,7 +1,6 @@
 """SIGTERM saves a checkpoint and ends the run; the same command goes on, as if nothing had happened."""
 
 import signal
-import threading
 
 import pytest
 from datasets import Dataset
@@ -44,19 +43,6 @@ def test_the_step_in_progress_is_finished_saved_and_the_last(tmp_path, event, ch
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize(("sigterm", "last"), [(True, 2), (False, 3)], ids=["SIGTERM", "its end"])
-def test_the_last_checkpoint_stays_beside_the_best_one(tmp_path, sigterm, last):
-    best = {"save_total_limit": 1, "load_best_model_at_end": True, "metric_for_best_model": "iid/score"}
-    every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = make_trainer(
-        tmp_path, callbacks=[send_sigterm("on_step_begin", 1)] * sigterm, max_steps=3, **best, **every
-    )
-    trainer.evaluate = lambda **_: {"eval_iid/score": -trainer.state.global_step}
-    trainer.train()
-    assert trainer.preempted == sigterm and trainer.state.best_global_step == 1
-    assert left(tmp_path) == ["checkpoint-1", f"checkpoint-{last}"] and trainer.args.save_total_limit == 1
-
-
 def test_a_run_goes_on_after_sigterm_as_if_it_had_not_been_stopped(tmp_path):
     straight = run(tmp_path / "straight")
     run(tmp_path / "stopped", send_sigterm("on_step_begin", 1))
@@ -69,14 +55,6 @@ def test_a_run_goes_on_after_sigterm_as_if_it_had_not_been_stopped(tmp_path):
 def test_sigterm_in_the_last_step_is_a_finished_run(tmp_path):
     trainer = run(tmp_path, send_sigterm("on_step_begin", 1), max_steps=2)
     assert not trainer.preempted and left(tmp_path) == []
-
-
-def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(run(tmp_path, max_steps=1).state.global_step))
-    thread.start()
-    thread.join()
-    assert seen == [1]
 
 
 def test_a_recipe_exits_with_143_and_writes_no_final_model(tmp_path, monkeypatch):
