@@ -17,7 +17,7 @@ from trl import ModelConfig
 from epo_trl.bounds import option
 from epo_trl.cli.evaluation import EvaluationArguments, load_player, load_protocol
 from epo_trl.cli.options import CommandLine, parse_options
-from epo_trl.envs.base import Info, TaskSuite
+from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
@@ -32,8 +32,6 @@ HUMAN, EXPERT = "human", "expert"
 # For an environment without a default protocol.
 PLAIN = Protocol(name="play", max_turns=50, history_length=2, temperature=1.0)
 HELP = "Type an action, or: /actions lists the admissible actions, /3 chooses the third, /quit, /help"
-# These words show the help and cost no turn. If an environment has one of them as an action, /N chooses it.
-ASKING = {"help", "?", "h", "quit", "exit", "actions"}
 
 
 @dataclass
@@ -80,64 +78,56 @@ class Screen:
             self.say(HELP, "dim")
         while True:
             typed = self.console.input(Text(f"{turn}> ", style="bold cyan")).strip()
-            if not sys.stdin.isatty():  # the terminal does not echo a file or a pipe
-                self.say(typed)
             number = int(typed[1:]) if typed[1:].isdecimal() else 0
             if typed == "/quit":
                 raise EOFError
             if typed.startswith("/") and 0 < number <= len(actions):
                 return actions[number - 1]
-            if typed and not typed.startswith("/") and typed.lower() not in ASKING:
+            if typed and not typed.startswith("/"):
                 return typed
             listed = [f"{number:4}  {action}" for number, action in enumerate(actions, start=1)]
             self.say("\n".join(listed or ["(none listed)"]) if typed == "/actions" else HELP, "dim")
 
-    def show_turn(self, episode: RunningEpisode, before: Info, *, typed: bool) -> None:
+    def show_turn(self, episode: RunningEpisode, *, typed: bool) -> None:
         """Writes the last turn: the response, if no person has typed it, and the environment's answer to it."""
-        turn, number = episode.turns[-1], len(episode.turns)
+        turn = episode.turns[-1]
         if turn.thought and not typed:
             self.say(f"thought: {turn.thought}", "italic")
         if not typed:
-            self.say(f"{number}> {turn.action if turn.is_valid else turn.response}", "bold cyan")
+            self.say(f"{len(episode.turns)}> {turn.action if turn.is_valid else turn.response}", "bold cyan")
         if not turn.is_valid:
             self.say(f"invalid: {turn.error}", "red")
         self.say(episode.observation)
-        changes = [f"reward {turn.env_reward:g}"] if turn.env_reward else []
-        if "score" in episode.info and episode.info["score"] != before.get("score", 0):
-            changes.append(f"score {episode.info['score']:g}")
-        if changes:
-            self.say(", ".join(changes), "yellow")
+        if turn.env_reward:
+            self.say(f"reward {turn.env_reward:g}", "yellow")
 
 
 def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen: Screen) -> Episode | None:
     """Plays an episode and returns it, or `None` if the person quits. What the environment raises is not caught."""
-    task_id, has_rules = find_task(args, suite), bool(args.protocol or suite.protocol)
-    overrides: dict[str, Any] = {"max_turns": args.max_turns, "temperature": args.temperature, "context": args.context}
-    protocol = load_protocol(args, suite) if has_rules else PLAIN.varied(**overrides)
+    task_id = find_task(args, suite)
+    if args.protocol or suite.protocol:
+        protocol = load_protocol(args, suite)
+    else:
+        protocol = PLAIN.varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
     context, engine = open_player(suite, args, model_args, protocol)
     with contextlib.closing(suite.make_env()) as env:
         if context:
             check_first_task(env, task_id, args.seed, context, protocol)
         rules = protocol_settings(protocol, require_think=args.require_think)
         episode = RunningEpisode(task_id, args.seed, env, rules)
-        try:
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
             play_turns(episode, suite, args, context, engine, screen)
-        except (EOFError, KeyboardInterrupt):
-            screen.say(f"\nstopped {summary(episode)}", "bold")
-            return None
+    count, reward = len(episode.turns), sum(turn.env_reward for turn in episode.turns)
+    summary = f"after {count} turn{'' if count == 1 else 's'}; reward {reward:g}"
+    if episode.stop is None:
+        screen.say(f"\nstopped {summary}", "bold")
+        return None
     ended = episode.to_episode()
-    outcome = "won" if ended.won else f"not won ({ended.stop.value})"
-    parts = [f"{outcome} {summary(episode)}"]
+    parts = [f"{'won' if ended.won else f'not won ({ended.stop.value})'} {summary}"]
     parts += [] if ended.score is None else [f"score {ended.score:g}"]
     parts += [f"invalid actions: {ended.invalid_actions}"] if ended.invalid_actions else []
     screen.say("; ".join(parts), "bold green" if ended.won else "bold red")
     return ended
-
-
-def summary(episode: RunningEpisode) -> str:
-    """Formats the number of turns so far and the sum of the environment's rewards."""
-    count = len(episode.turns)
-    return f"after {count} turn{'' if count == 1 else 's'}; reward {sum(turn.env_reward for turn in episode.turns):g}"
 
 
 def play_turns(
@@ -154,7 +144,6 @@ def play_turns(
     if expert:
         expert.reset(episode.observation, episode.info)
     while episode.stop is None:
-        before = episode.info
         if context:
             (episode.prompt,) = context.build([episode.view()])
             if episode.prompt is None:
@@ -171,10 +160,11 @@ def play_turns(
             episode.send_action(response.ids, text, response.logprobs, context)
             episode.await_answer()
         else:
-            number, listed = len(episode.turns) + 1, before["admissible_actions"] or ()
-            thought, action = expert.act(episode.observation, before) if expert else ("", screen.ask(number, listed))
+            info, number = episode.info, len(episode.turns) + 1
+            listed = info["admissible_actions"] or ()
+            thought, action = expert.act(episode.observation, info) if expert else ("", screen.ask(number, listed))
             episode.act(action, thought=thought, verbatim=suite.verbatim or bool(suite.tools))
-        screen.show_turn(episode, before, typed=args.player == HUMAN)
+        screen.show_turn(episode, typed=args.player == HUMAN)
 
 
 def find_task(args: PlayArguments, suite: TaskSuite) -> str:
@@ -201,9 +191,10 @@ def open_player(
         policy = policy.seeded(args.seed)
         return context, policy if isinstance(policy, Engine) else InStep(policy)
     if (name := model_args.model_name_or_path) is None or tiny_size(name):
-        args = replace(args, action_format="tags", max_prompt_length=sys.maxsize)
-        return protocol_context(protocol, args, suite, bare_tokenizer(), shots), None
-    return protocol_context(protocol, args, suite, tokenizer_of(model_args, args.trust_remote_code), shots), None
+        args, tokenizer = replace(args, action_format="tags", max_prompt_length=sys.maxsize), bare_tokenizer()
+    else:
+        tokenizer = tokenizer_of(model_args, args.trust_remote_code)
+    return protocol_context(protocol, args, suite, tokenizer, shots), None
 
 
 def bare_tokenizer() -> Any:
