@@ -30,7 +30,7 @@ from epo_trl.models.critic import Critic, copied_backbone, critic_aside
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.demonstrations import ACTION
 from epo_trl.rollout.templates import TEMPLATES
-from epo_trl.trainers.critic.file import critic_prefix, save_critic
+from epo_trl.trainers.critic.setup import critic_prefix, save_critic
 from epo_trl.trainers.epo_trainer import METHODS
 from epo_trl.types import Episode, StopReason
 

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, Trainer
 
 from epo_trl.runs.checkpoint_files import FINISHED, STATE_FILE
 from epo_trl.runs.rl_run import RLRun
-from epo_trl.trainers.critic.file import CRITIC_FILE
+from epo_trl.trainers.critic.setup import CRITIC_FILE
 from epo_trl.trainers.epo_trainer import METHODS
 
 pytestmark = pytest.mark.slow

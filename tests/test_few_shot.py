@@ -21,7 +21,7 @@ from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.encoding import control_tokens
 from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.templates import Example, PastTurn
-from epo_trl.trainers.critic.final_states import final_states
+from epo_trl.trainers.critic.values import final_states
 from epo_trl.trainers.setup import build_rules
 
 REACT = PromptTemplate.load("react")

@@ -32,10 +32,8 @@ from epo_trl.methods import Credit
 from epo_trl.models.critic import Critic
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOPPOConfig
-from epo_trl.trainers.critic.file import CRITIC_FILE
-from epo_trl.trainers.critic.final_states import final_states, final_values
-from epo_trl.trainers.critic.setup import hide_critic, make_critic
-from epo_trl.trainers.critic.value_statistics import value_statistics, whitened
+from epo_trl.trainers.critic.setup import CRITIC_FILE, hide_critic, make_critic
+from epo_trl.trainers.critic.values import final_states, final_values, value_statistics, whitened
 from epo_trl.types import StopReason
 
 CRITICS = ["separate", "value_head"]

@@ -24,11 +24,17 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
 from epo_trl.models.critic import attach_critic, critic_aside
 from epo_trl.objectives import value_loss
-from epo_trl.trainers.critic.file import CRITIC_FILE, critic_prefix, load_critic, save_critic
-from epo_trl.trainers.critic.final_states import final_states, final_values
 from epo_trl.trainers.critic.optimizer import clip_separately, critic_rate, delay_policy, separate_critic_groups
-from epo_trl.trainers.critic.setup import copy_of_policy, hide_critic, make_critic
-from epo_trl.trainers.critic.value_statistics import value_statistics, whitened
+from epo_trl.trainers.critic.setup import (
+    CRITIC_FILE,
+    copy_of_policy,
+    critic_prefix,
+    hide_critic,
+    load_critic,
+    make_critic,
+    save_critic,
+)
+from epo_trl.trainers.critic.values import final_states, final_values, value_statistics, whitened
 from epo_trl.trainers.epo_trainer import EPOTrainer
 from epo_trl.trainers.monitoring.zero_signal import equal_outcomes
 from epo_trl.trainers.ppo_config import EPOPPOConfig

@@ -1,7 +1,8 @@
-"""Bootstrap states of truncated episodes: the states whose values continue GAE after the last turn."""
+"""Values of a collected batch: bootstrap states, whose values continue GAE after the last turn, and metrics."""
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from epo_trl.devices import to_device
 from epo_trl.envs.border import error_text
+from epo_trl.methods import Credit
+from epo_trl.methods.token_statistics import masked_moments
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.loop import build_prompts
@@ -101,3 +104,60 @@ def _view(episode: Episode) -> TurnView:
         last_response_ids=episode.turns[-1].response_ids,
         context_tokens=len(_sequence(episode)),
     )
+
+
+def value_statistics(
+    credit: Credit, values: Tensor, turn_ids: Tensor, max_turns: int, sum_over_ranks: Callable[[Tensor], Tensor]
+) -> dict[str, float]:
+    """Returns the metrics of the decision points of a batch. Collective.
+
+    Explained variance is `1 - Var(return - value) / Var(return)`: 1 is perfect, 0 no better than a constant. It is
+    omitted if the returns have no variance. Turn positions without decision points are omitted too.
+
+    Args:
+        credit: Credit with advantages before whitening.
+        values: (B, T) values at collection.
+        turn_ids: (B, T) turn of each token.
+        max_turns: Maximum number of turns per episode.
+        sum_over_ranks: Sums a tensor over all processes.
+    """
+    points = credit.value_mask
+    assert points is not None and credit.returns is not None
+    returns, value, advantage = (x[points].double() for x in (credit.returns, values, credit.advantages))
+    error = returns - value
+    count = math.ceil(math.log2(max_turns)) + 1
+    names = ["1", "2", *(f"{2 ** (k - 1) + 1}_{2**k}" for k in range(2, count))][:count]
+    bins = torch.log2(turn_ids[points].double() + 1).ceil().long().clamp(max=len(names) - 1)
+    # Columns: bins of turn positions, `1`, `2`, `3_4`, `5_8`, .... Rows: sums over their decision points.
+    terms = torch.stack(
+        [torch.ones_like(value), returns, returns**2, error, error**2, value, advantage, advantage**2]
+    )  # fmt: skip
+    sums = terms.new_zeros(len(terms), len(names)).index_add_(1, bins, terms)
+    sums = sum_over_ranks(sums)
+
+    count, *totals = sums.sum(1).tolist()
+    if not count:
+        return {}
+    mean = [total / count for total in totals]
+    metrics = {"critic/return": mean[0], "critic/value": mean[4]}
+    spread, left = mean[1] - mean[0] ** 2, mean[3] - mean[2] ** 2
+    if spread > 1e-12 * mean[1]:  # more than rounding
+        metrics["critic/explained_variance"] = 1 - left / spread
+    for name, (n, *_, v, a, squared) in zip(names, sums.T.tolist(), strict=True):
+        if n:
+            metrics[f"gae/value_turns_{name}"] = v / n
+            metrics[f"gae/advantage_turns_{name}"] = a / n
+            metrics[f"gae/advantage_std_turns_{name}"] = math.sqrt(max(squared / n - (a / n) ** 2, 0.0))
+    return metrics
+
+
+def whitened(advantages: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+    """Returns the (B, T) advantages with mean 0 and deviation 1 over the masked tokens of all ranks. Collective.
+
+    Args:
+        advantages: (B, T) advantages.
+        mask: (B, T), 1 on the tokens of the loss; all others become 0.
+        sum_over_ranks: Sums a tensor over all processes.
+    """
+    mean, deviation = masked_moments(advantages, mask, sum_over_ranks)
+    return (advantages - mean) / (deviation + 1e-8) * mask
