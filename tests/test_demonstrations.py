@@ -5,18 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from datasets import Dataset
-from demonstrated_suites import TASKS, LineSuite, Recorded, play_like
-from rollout_parts import LOSE, THINKING, WIN, byte_tokenizer, context_of, step
+from demonstrated_suites import TASKS, LineSuite, play_like
+from rollout_parts import LOSE, WIN, byte_tokenizer, context_of, step
 from trainer_kit import make_warm_start
 
-from epo_trl.cli.imitation import DemonstrationArguments, check_length, switch_checkpointing
-from epo_trl.cli.imitation import demonstrations as rows_of
+from epo_trl.cli.imitation import switch_checkpointing
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.rollout import PromptTemplate
-from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, play_expert
+from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 from epo_trl.types import StopReason
 
 
@@ -42,82 +40,6 @@ def test_prompts_and_answers_are_those_of_a_policy_that_plays_like_the_expert(to
     played = [[(list(t.prompt_ids), list(t.response_ids)) for t in episode.turns] for episode in episodes]
     assert played == [[(turn.prompt_ids, turn.response_ids) for turn in episode] for episode in demonstrations]
     assert max(map(len, played)) > 2  # so that the window has moved
-
-
-def test_rows_that_would_be_cut_off_are_refused():
-    rows = Dataset.from_dict({"input_ids": [[1] * 3, [1] * 7, [1] * 5]})
-    with pytest.raises(ValueError, match="max_length: expected 7 or more, got 4: 2 of 3 demonstrations"):
-        check_length(rows, 4)
-    with pytest.raises(ValueError, match="max_position_embeddings: expected 7 or more, got 6: 1 of 3"):
-        check_length(rows, 6, "max_position_embeddings")
-    check_length(rows, 7)
-    check_length(rows, None)
-
-
-def test_an_answer_does_not_repeat_the_tag_that_the_chat_template_writes():
-    tokenizer = byte_tokenizer(THINKING)
-    [[turn]] = expert_episodes(LineSuite([WIN]), [("a", 0)], context_of(tokenizer), max_turns=3)
-    assert tokenizer.decode(turn.prompt_ids).endswith("<think>\n")
-    assert tokenizer.decode(turn.response_ids[:-1]) == " I see start </think> <action> go </action>"
-
-
-def test_thoughts_can_be_left_out(tokenizers):
-    """And a policy that plays so is understood where no thought is asked for."""
-    context = context_of(tokenizers["alfworld"])
-    [[turn]] = expert_episodes(LineSuite([WIN]), [("a", 0)], context, max_turns=3, thoughts=False)
-    answer = context.tokenizer.decode(turn.response_ids[:-1])
-    assert answer == "<action> go </action>" and turn.response_ids[-1] == context.tokenizer.eos_token_id
-    assert context.read(turn.response_ids, answer, ["go"], require_think=False).is_valid
-
-
-def test_mistakes_are_played_and_not_taught(tokenizers):
-    tokenizer, suite, tasks = tokenizers["compact"], Recorded(), [(f"train/{i}", i) for i in range(40)]
-    context = context_of(tokenizer, template=PromptTemplate.load("compact"))
-    won = []
-    episodes = list(expert_episodes(suite, tasks, context, max_turns=30, mistake_rate=0.3, on_episode=won.append))
-    assert all(won) and len(episodes) == 40  # the expert goes on after each
-
-    pairs = [
-        pair for said, played in zip(suite.said, suite.played, strict=True) for pair in zip(said, played, strict=True)
-    ]
-    mistakes = [(taught, played) for taught, (played, _) in pairs if taught != played]
-    assert all(admissible == (taught == played) for taught, (played, admissible) in pairs)
-    known = sum(len(said) - 1 for said in suite.said)  # nothing was admissible before the first turn
-    assert 0.2 < len(mistakes) / known < 0.4
-
-    after = 0
-    for said, played, turns in zip(suite.said, suite.played, episodes, strict=True):
-        for i, turn in enumerate(turns):
-            assert tokenizer.decode(turn.response_ids).endswith(f"<action> {said[i]} </action> <|im_end|>")
-            if i and played[i - 1][0] != said[i - 1]:
-                after += 1
-                prompt = tokenizer.decode(turn.prompt_ids)
-                assert "nothing happens" in prompt and "<unk>" not in prompt
-                assert f"{played[i - 1][0]} ;" in prompt  # the history shows what was done
-    assert after == len(mistakes)
-
-
-def test_mistakes_do_not_follow_the_random_choices_of_an_expert_with_the_same_seed():
-    suite, erred = ToySuite(), {True: [], False: []}
-    env = suite.make_env()
-    for seed in range(400):
-        start = env.reset(options={"task_id": f"train/{seed % 200}"})
-        turns, _, _ = play_expert(suite, env, start, seed, 2, 0.3)
-        erred[random.Random(seed).random() < 0.3].append(turns[1].played != turns[1].action)
-    assert all(0.2 < sum(mistakes) / len(mistakes) < 0.4 for mistakes in erred.values())
-
-
-def test_all_episodes_are_of_the_demonstrated_types(tokenizers):
-    tokenizer = tokenizers["compact"]
-    settings = {"prompt_template": "compact", "context": "concatenated", "max_turns": 7, "episodes": 30}
-    shown = DemonstrationArguments(**settings, demonstrated_types=["visible"])
-    rows = rows_of(ToySuite(), tokenizer, shown, 0)
-    assert len(rows) == 30 and len({tuple(ids) for ids in rows["input_ids"]}) > 25  # few tasks have the same texts
-    assert {labels.count(tokenizer.eos_token_id) for labels in rows["labels"]} == {2}  # a hidden one has more turns
-    both = DemonstrationArguments(**{**settings, "episodes": 1}, demonstrated_types=["visible", "hidden"])
-    assert len(rows_of(ToySuite(), tokenizer, both, 0)) == 1  # a type that the one episode lacks is known all the same
-    with pytest.raises(ValueError, match=r"demonstrated_types: expected .*hidden, visible.*, got \['cook'\]"):
-        rows_of(ToySuite(), tokenizer, DemonstrationArguments(**settings, demonstrated_types=["visible", "cook"]), 0)
 
 
 @pytest.mark.parametrize(("keep_lost", "lengths"), [(False, [2, 1]), (True, [2, 2, 1])])

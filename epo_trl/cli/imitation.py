@@ -23,7 +23,7 @@ from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import fitted, freeze_unread, settle_experts
 from epo_trl.models.load import end_ids_of, sequence_limit
 from epo_trl.models.muon import make_muon
-from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, tasks_of_types
+from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
 from epo_trl.rollout.spec import EpisodeArguments, PromptArguments
 from epo_trl.runs.callbacks import EXIT_CODE
 from epo_trl.runs.long_run import LongRun
@@ -39,9 +39,6 @@ class DemonstrationArguments(PromptArguments, EpisodeArguments):
 
     episodes: Count = option(
         1000, "Number of expert episodes to play; failed ones are dropped unless keep_lost is set."
-    )
-    demonstrated_types: list[str] | None = option(
-        None, "Task types that the expert plays; all by default. The vocabulary always covers all types."
     )
     mistake_rate: Annotated[float, Range(least=0, below=1)] = option(
         0.0, "Fraction of turns with a deliberate mistake; mistakes are not used as labels."
@@ -69,9 +66,7 @@ def demonstrations(
     """
     shots = args.few_shot_of(suite)
     context = args.build_context(suite, tokenizer, shots, args.context, args.history_length, end_ids=end_ids)
-    wanted = args.max_turns, args.episodes
-    types = args.demonstrated_types
-    ids = tasks_of_types(suite, types, *wanted) if types else suite.demonstration_tasks("train", *wanted)
+    ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes if ids else 0)]
     with progress_bar(len(tasks), "expert episodes") as bar:
         episodes = expert_episodes(
@@ -230,12 +225,11 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
     def card_facts(self) -> CardFacts:
         """Returns the facts of the model card."""
         shown = self.shown
-        types = ", ".join(shown.demonstrated_types) if shown.demonstrated_types else "all"
         kept = f"{describe_rows(self.demonstrated, shown)}, from {shown.episodes} expert episodes"
         return CardFacts(
             method="imitation of a scripted expert (supervised fine-tuning)",
             suite=self.suite,
-            rows={"demonstrations": f"{kept} of up to {shown.max_turns} turns; task types: {types}"},
+            rows={"demonstrations": f"{kept} of up to {shown.max_turns} turns"},
         )
 
 

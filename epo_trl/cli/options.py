@@ -18,7 +18,7 @@ from trl import TrlParser
 from epo_trl.bounds import option
 from epo_trl.cli.base import did_you_mean
 from epo_trl.envs.base import EnvError
-from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
+from epo_trl.envs.registry import ENVIRONMENTS, build_suite, environment_arguments
 from epo_trl.errors import InputError
 from epo_trl.yaml_files import read_yaml
 
@@ -157,7 +157,6 @@ class RecipeParser(TrlParser):
         settings = []
         if line.environment:
             settings = [environment_arguments(line.environment, line.config.parent if line.config else None)]
-            check_fields(settings[0], (EnvironmentArguments, *types))
         super().__init__(
             (EnvironmentArguments, *settings, *types),
             prog=line.program,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -69,18 +68,6 @@ def named_object(field: str, name: str, expected: str) -> Any:
     except (ImportError, AttributeError, SyntaxError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise EnvError(f"{field}: expected {expected}, got {name!r}, which cannot be imported ({reason})") from error
-
-
-def check_fields(settings: type[Any], others: Iterable[type[Any]]) -> None:
-    """Raises `EnvError` if a setting of an environment has the name of another option of the recipe."""
-    owners = {"config": "every recipe", "help": "every recipe"}
-    owners |= {field.name: other.__name__ for other in others for field in fields(other) if field.init}
-    for field in fields(settings):
-        if field.init and field.name in owners:
-            raise EnvError(
-                f"environment: {settings.__name__} and {owners[field.name]} both have a field {field.name!r}; rename "
-                f"it, for example to 'game_{field.name}'"
-            )
 
 
 def build_suite(settings: Any) -> TaskSuite:

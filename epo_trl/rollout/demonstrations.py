@@ -111,31 +111,6 @@ def expert_episodes(
         warnings.warn(message + "turns do not fit: they are not demonstrated", stacklevel=2)
 
 
-def tasks_of_types(suite: TaskSuite, task_types: Sequence[str], max_turns: int, count: int) -> list[str]:
-    """Returns up to `count` training tasks of the given types for the expert to play; the same in every process.
-
-    Tries more and more tasks, since a suite may have to find out which of them its expert solves.
-
-    Raises:
-        InputError: If no task has one of the types.
-    """
-    tried = count
-    types: dict[str, str] = {}
-    with contextlib.closing(suite.make_env()) as env:
-        while True:
-            ids = suite.demonstration_tasks("train", max_turns, tried)
-            types |= {name: checked_reset(env, name, 0)[1]["task_type"] for name in ids if name not in types}
-            found = [name for name in ids if types[name] in task_types]
-            unknown = sorted(set(task_types) - set(types.values()))
-            if len(ids) < tried or (len(found) >= count and not unknown):
-                break
-            tried *= 2
-    if ids and unknown:
-        known = ", ".join(sorted(set(types.values())))
-        raise InputError(f"demonstrated_types: expected names from {known}, got {unknown}")
-    return random.Random(0).sample(found, min(count, len(found)))
-
-
 def play_expert(
     suite: TaskSuite,
     env: TextEnv,

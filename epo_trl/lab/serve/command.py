@@ -14,7 +14,7 @@ from epo_trl.bounds import Count, Positive, Range, check_bounds, option
 from epo_trl.cli.base import did_you_mean, fail, say
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.checker.results import checked_reset
-from epo_trl.envs.registry import ENVIRONMENTS, build_suite, check_fields, environment_arguments
+from epo_trl.envs.registry import ENVIRONMENTS, build_suite, environment_arguments
 from epo_trl.errors import InputError
 
 USAGE = f"""usage: epo-trl serve ENV [--port 8000] [--seats 64] [--option value ...]
@@ -53,7 +53,6 @@ def main(argv: Sequence[str]) -> int:
         say(USAGE)
         return 0
     settings = environment_arguments(argv[0])
-    check_fields(settings, (ServeArguments,))
     from transformers.hf_argparser import HfArgumentParser
 
     types: Any = (ServeArguments, settings)
