@@ -136,17 +136,15 @@ def test_cached_successes_are_those_of_the_same_prompts_and_tasks(tmp_path, monk
     rounds = iter([[Episode("train/0", "t", "t", (turn,), StopReason.WON, won=True)]])
     monkeypatch.setattr(evolution, "play_round", lambda *_: next(rounds))  # plays once
     words = shutil.copytree(TEMPLATES / "react", tmp_path / "words")
-    (shots := tmp_path / "shots.txt").write_text("an example")
-    options = evolution.EvolutionArguments(samples=1, prompt_template=str(words), few_shot_file=str(shots))
+    options = evolution.EvolutionArguments(samples=1, prompt_template=str(words))
     suite, player, args = ToySuite(), ModelConfig("m"), EvaluationArguments()
     collect = partial(evolution.collect_successes, str(tmp_path / "round-1"), suite, player, options, args, None)
     assert collect()["input_ids"] == collect()["input_ids"] == [[1, 2]]
-    for file, name in ((words / "next.txt", "template"), (shots, "examples")):
-        before = file.read_text()
-        file.write_text(f"{before} Hurry!")
-        with pytest.raises(InputError, match=f"^{name}: .* was played with other settings; use another output_dir"):
-            collect()
-        file.write_text(before)
+    before = (words / "next.txt").read_text()
+    (words / "next.txt").write_text(f"{before} Hurry!")
+    with pytest.raises(InputError, match="^template: .* was played with other settings; use another output_dir"):
+        collect()
+    (words / "next.txt").write_text(before)
     for name in ("task_ids", "content"):
         with monkeypatch.context() as patch, pytest.raises(InputError, match="^tasks: .* other settings"):
             patch.setattr(suite, name, lambda split: ["another"])

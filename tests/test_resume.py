@@ -105,7 +105,7 @@ def test_the_defaults_of_a_method_are_compared_and_writing_one_out_is_no_change(
     assert differences(before, of(weight=0.1)) == ["methods.siren.weight: 0.005 in the checkpoint, 0.1 now"]
 
 
-def test_a_template_and_an_example_are_their_texts_and_a_task_its_content(tmp_path, seen, monkeypatch):
+def test_a_template_is_its_texts_and_a_task_its_content(tmp_path, seen, monkeypatch):
     mine = Path(shutil.copytree(TEMPLATES / "compact", tmp_path / "mine"))
     for part in ("first", "next"):
         (mine / f"{part}.txt").write_text("{examples}" + (mine / f"{part}.txt").read_text())
@@ -117,10 +117,9 @@ def test_a_template_and_an_example_are_their_texts_and_a_task_its_content(tmp_pa
     before = of(mine)
     with open(mine / "next.txt", "a", encoding="utf-8") as file:
         file.write("Hurry up.")
-    (tmp_path / "shown.txt").write_text("open red box")
     monkeypatch.setattr(ToySuite, "content", lambda self, split: [{"hidden": 7}])
-    names = [line.partition(":")[0] for line in differences(before, of(mine))]
-    assert names == ["examples", "task_contents", "template.next"]
+    names = [line.partition(":")[0] for line in differences(before, seen(prompt_template=str(mine)))]
+    assert names == ["task_contents", "template.next"]
 
 
 def test_a_run_with_another_setting_is_refused_unless_forced(tmp_path):

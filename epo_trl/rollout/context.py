@@ -64,7 +64,7 @@ class ContextBuilder:
         max_response_tokens: Number of tokens reserved for the next response in that sequence.
         chat_template_kwargs: Arguments passed to the chat template.
         end_ids: Ids of the tokens that end a response; by default the tokenizer's end-of-sequence token.
-        examples: Example episodes shown in the first prompt, and in every windowed one. A text is shown verbatim.
+        examples: Example episodes shown in the first prompt, and in every windowed one.
         actions: Parser that finds the action in a response.
     """
 
@@ -77,7 +77,7 @@ class ContextBuilder:
     max_response_tokens: int = 0
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     end_ids: Sequence[int] = ()
-    examples: Sequence[Example | str] = ()
+    examples: Sequence[Example] = ()
     actions: ActionFormat = field(default_factory=TaggedActions)
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class ContextBuilder:
         self._frame = ChatFrame(*map(write, astuple(self.frame)))
         self._words, self._examples = self.template.written(write), ""
         if self.examples:
-            self.template.check_examples(self.examples, ("first", "next") if self.is_windowed else ("first",))
+            self.template.check_examples(("first", "next") if self.is_windowed else ("first",))
             self._examples = self._words.shown(self.examples)
         self._check_encoder()
         self.end_ids = self.end_ids or [self.tokenizer.eos_token_id]

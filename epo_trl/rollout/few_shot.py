@@ -1,6 +1,6 @@
-"""Few-shot prompts: selects and loads the example episodes in front of the first prompt.
+"""Few-shot prompts: selects the example episodes in front of the first prompt.
 
-Examples come from training tasks that the environment's expert solves, or from a text file; never from test tasks.
+Examples come from training tasks that the environment's expert solves, never from test tasks.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import random
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Any
 
 from epo_trl.bounds import Count, CountOrZero, check_bounds, option
@@ -28,23 +26,17 @@ TRIES = 20  # maximum number of training tasks to try per example
 
 @dataclass(frozen=True, slots=True)
 class FewShot:
-    """Examples and a name that identifies them.
+    """Examples in front of the first prompt."""
 
-    Args:
-        examples: Example episodes.
-        source: Number of expert examples, or name of the text file.
-    """
-
-    examples: tuple[Example | str, ...] = ()
-    source: str = ""
+    examples: tuple[Example, ...] = ()
 
     @property
     def label(self) -> str:
-        """`source` and the first digits of a checksum over the examples, such as `"2-9f86d081"`; `""` for none."""
+        """Their number and the first digits of a checksum, such as `"2-9f86d081"`; `""` for none."""
         if not self.examples:
             return ""
-        content = [one if isinstance(one, str) else astuple(one) for one in self.examples]
-        return f"{self.source}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]}"
+        content = json.dumps([astuple(example) for example in self.examples])
+        return f"{len(self.examples)}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
 @dataclass
@@ -56,15 +48,14 @@ class FewShotArguments:
     )
     few_shot_turns: Count = option(12, "Maximum length of an example in turns; longer training tasks are skipped.")
     few_shot_seed: int = option(0, "Seed for the examples' training tasks and for the expert's choices.")
-    few_shot_file: str | None = option(None, "Text file to show verbatim instead of the expert's episodes.")
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.few_shot and self.few_shot_file:
-            raise InputError(f"few_shot_file: expected none with few_shot={self.few_shot}, got {self.few_shot_file!r}")
 
     def few_shot_of(self, suite: TaskSuite, env_options: Mapping[str, Any] | None = None) -> FewShot:
-        """Loads the requested examples; they are the same in every process.
+        """Plays training tasks in random order and takes the first episodes that the suite's expert wins.
+
+        The examples are the same in every process.
 
         Args:
             suite: Suite that provides the training tasks.
@@ -72,16 +63,10 @@ class FewShotArguments:
 
         Raises:
             EnvError: If the suite has no expert or no training tasks.
-            InputError: If there is no text file, or the expert wins too few of the tried tasks within the turns.
+            InputError: If the expert wins too few of the tried tasks within the turns.
         """
-        if self.few_shot_file:
-            return FewShot((read_example(self.few_shot_file),), Path(self.few_shot_file).name)
         if not self.few_shot:
             return FewShot()
-        return FewShot(self._expert_examples(suite, env_options), str(self.few_shot))
-
-    def _expert_examples(self, suite: TaskSuite, env_options: Mapping[str, Any] | None) -> tuple[Example, ...]:
-        """Plays training tasks in random order and returns the first episodes that the suite's expert wins."""
         from epo_trl.rollout.demonstrations import play_expert  # which imports these options
 
         count = self.few_shot
@@ -98,19 +83,8 @@ class FewShotArguments:
                     past = (PastTurn(turn.view.observation, turn.action, squeeze(turn.thought)) for turn in turns)
                     found.append(Example(str(start[1]["task"]), tuple(past)))
                 if len(found) == count:
-                    return tuple(found)
+                    return FewShot(tuple(found))
         raise InputError(
             f"few_shot: got {count}, but of {len(ids)} training tasks the expert solved {len(found)} within "
             f"few_shot_turns={self.few_shot_turns}; use fewer examples, or more turns"
         )
-
-
-def read_example(path: str) -> str:
-    """Reads a text file and strips surrounding white space."""
-    try:
-        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig").strip()
-    except OSError as error:
-        raise InputError(f"few_shot_file: expected a text file, got {path!r} ({error})") from error
-    if not text:
-        raise InputError(f"few_shot_file: expected a text, got the empty {path!r}")
-    return text

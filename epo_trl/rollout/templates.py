@@ -115,25 +115,18 @@ class PromptTemplate:
         numbered = enumerate(turns, start=first)
         return "\n".join(render(self.history, {"turn": n, **PastTurn(*turn)._asdict()}) for n, turn in numbered)
 
-    def shown(self, examples: Sequence[Example | str]) -> str:
-        """Formats the examples for `{examples}`, each followed by an empty line; a text is used verbatim."""
-        texts = [
-            example
-            if isinstance(example, str)
-            else render(self.example, {"number": number, "task": example.task, "history": self.past(example.turns)})
+    def shown(self, examples: Sequence[Example]) -> str:
+        """Formats the examples for `{examples}`, each followed by an empty line."""
+        texts = (
+            render(self.example, {"number": number, "task": example.task, "history": self.past(example.turns)})
             for number, example in enumerate(examples, start=1)
-        ]
+        )
         return "".join(f"{text}\n\n" for text in texts)
 
-    def check_examples(self, examples: Sequence[Example | str], parts: Sequence[str]) -> None:
-        """Raises `TemplateError` if a part lacks `{examples}`, or `example.txt` is needed and missing.
-
-        Args:
-            examples: Examples to show, at least one.
-            parts: Names of the parts that must contain the examples.
-        """
+    def check_examples(self, parts: Sequence[str]) -> None:
+        """Raises `TemplateError` if one of the parts lacks `{examples}`, or `example.txt` is missing."""
         lacks = [f"{part}.txt" for part in parts if "examples" not in _fields(getattr(self, part), f"{part}.txt")]
-        if lacks or not (self.example or all(isinstance(example, str) for example in examples)):
+        if lacks or not self.example:
             lack = f"{lacks[0]} shows no {{examples}}" if lacks else "it has no example.txt to format them"
             raise TemplateError(
                 f"prompt_template: expected one with examples, such as 'react', got {self.name!r}: {lack}"

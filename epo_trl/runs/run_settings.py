@@ -138,7 +138,7 @@ MAY_CHANGE = frozenset(
 # Settings that name a model: a folder of weights or a Hub id.
 MODELS = ("model", "adapter_weights")
 # Settings as written, and the resolved setting that is compared instead: it includes defaults and no path.
-RESOLVED = {"method_kwargs": "methods", "prompt_template": "template", "few_shot_file": "examples"}
+RESOLVED = {"method_kwargs": "methods", "prompt_template": "template"}
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
