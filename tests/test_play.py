@@ -65,7 +65,7 @@ def test_a_person_types_actions_or_asks_for_them(show, types):
     types("/actions", "", "/9", "help", "look", "LOOK", "fly away", "/1", "/quit")
     episode, written = show(task_id="train/0")
     first = ToySuite().make_env().reset(options={"task_id": "train/0"})[1]["admissible_actions"]
-    assert episode is None and written.endswith("stopped after 4 turns; reward 0\n")
+    assert episode is None and written.endswith("stopped after 5 turns; reward 0\n")
     for number, action in enumerate(first, start=1):
         assert f"\n{number:4}  {action}\n" in written or f"> {number:4}  {action}\n" in written
     asked = "at the start, for nothing typed, for a number that is not there, and for help, which costs no turn"

@@ -107,14 +107,7 @@ def test_the_defaults_of_a_method_are_compared_and_writing_one_out_is_no_change(
 
 def test_a_template_is_its_texts_and_a_task_its_content(tmp_path, seen, monkeypatch):
     mine = Path(shutil.copytree(TEMPLATES / "compact", tmp_path / "mine"))
-    for part in ("first", "next"):
-        (mine / f"{part}.txt").write_text("{examples}" + (mine / f"{part}.txt").read_text())
-    (tmp_path / "shown.txt").write_text("look")
-
-    def of(folder):
-        return seen(prompt_template=str(folder), few_shot_file=str(tmp_path / "shown.txt"))
-
-    before = of(mine)
+    before = seen(prompt_template=str(mine))
     with open(mine / "next.txt", "a", encoding="utf-8") as file:
         file.write("Hurry up.")
     monkeypatch.setattr(ToySuite, "content", lambda self, split: [{"hidden": 7}])
