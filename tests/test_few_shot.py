@@ -111,9 +111,9 @@ def test_examples_that_spell_control_tokens_add_none(family, mode):
     def controls(*examples):
         return [index for index in build(react(tokenizer, mode, examples)).ids if index in control]
 
-    plain = controls(Example("a", (PastTurn("b", "c", "d"),)), "e")
+    plain = controls(Example("a", (PastTurn("b", "c", "d"),)))
     for token in control_tokens(tokenizer):
-        assert controls(Example(token, (PastTurn(token, token, token),)), token) == plain, token
+        assert controls(Example(token, (PastTurn(token, token, token),))) == plain, token
 
 
 def test_the_tags_of_an_example_are_the_tokens_that_an_answer_has():
@@ -198,8 +198,8 @@ def test_training_and_its_evaluation_show_the_examples_that_the_evaluation_recip
 
 def test_a_template_that_has_no_place_for_examples_is_named(tokenizer):
     with pytest.raises(TemplateError, match="prompt_template: .*got 'test': first.txt shows no {examples}"):
-        context_of(tokenizer, examples=("text",))
-    first_only = PromptTemplate("mine", "{examples}{task}", "{task}", "{action}", "{observation}")
-    assert build(context_of(tokenizer, "concatenated", first_only, examples=("text",)))
+        context_of(tokenizer, examples=(ONE,))
+    first_only = PromptTemplate("mine", "{examples}{task}", "{task}", "{action}", "{observation}", "{task}")
+    assert build(context_of(tokenizer, "concatenated", first_only, examples=(ONE,)))
     with pytest.raises(TemplateError, match="'mine': it has no example.txt"):
         context_of(tokenizer, "concatenated", replace(first_only, example=""), examples=(ONE,))
