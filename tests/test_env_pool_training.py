@@ -20,7 +20,7 @@ def test_a_run_goes_on_when_a_worker_is_killed_and_counts_it(tmp_path, make):
     assert all(isinstance(env, PooledEnv) for env in trainer.player.envs) and trainer.player.envs, (
         "the first one, made early, too"
     )
-    assert trainer.suite.pool == PoolSettings(2, 20.0, 20.0, 1)
+    assert trainer.suite.pool == PoolSettings(2, 20.0)
     generate, calls, pids = trainer._generate_single_turn, [], set()
 
     def kill_in_the_second_rollout(*arguments):
