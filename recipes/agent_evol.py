@@ -47,7 +47,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import play_chunks, protocol_settings, split_chunks
-from epo_trl.evaluation.report_files import report_file
+from epo_trl.evaluation.report import report_file
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import config_of, end_ids_of, sequence_limit, tokenizer_of
 from epo_trl.models.names import tiny_size
@@ -111,7 +111,13 @@ def play_round(
 ) -> Iterator[Episode]:  # fmt: skip
     """Yields this process's episodes of a round. A concatenated episode ends before it exceeds `max_length`."""
     state, seed = PartialState(), args.seed
-    rules = Protocol.from_options("agent-evol", options, options.sampling_temperature)
+    rules = Protocol(
+        name="agent-evol",
+        max_turns=options.max_turns,
+        history_length=options.history_length,
+        temperature=options.sampling_temperature,
+        context=options.context,
+    )
     policy, context = load_player(suite, args, player, rules, shots, max_length)
     settings = protocol_settings(rules, require_think=options.require_think)
     ids = list(suite.task_ids("train"))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from epo_trl.evaluation import EvalReport, format_table
-from epo_trl.evaluation.report_files import report_files
+from epo_trl.evaluation.report import report_files
 from epo_trl.lab.plots import plot_runs
 
 RECIPES = Path(__file__).parent

@@ -61,7 +61,7 @@ def test_a_name_cannot_stand_for_two_settings():
 def test_every_protocol_is_described_and_survives_json(name):
     protocol = get_protocol(name)
     assert protocol.description
-    assert Protocol.from_dict(json.loads(json.dumps(protocol.to_dict()))) == protocol
+    assert Protocol(**json.loads(json.dumps(protocol.rules()))) == protocol
 
 
 # Reports

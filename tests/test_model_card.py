@@ -11,8 +11,7 @@ from trainer_kit import make_model, make_ppo, make_trainer, toy_tokenizer
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationTrainer
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import EvalReport, get_protocol
-from epo_trl.evaluation.report import TypeCount
-from epo_trl.evaluation.report_files import REPORTS
+from epo_trl.evaluation.report import REPORTS, TypeCount
 from epo_trl.models import adapters
 from epo_trl.trainers.model_card import CARD, write_card
 

@@ -47,7 +47,7 @@ def test_training_warm_start_and_evaluation_build_the_same_prompts(tmp_path, con
     rules = build_rules(make_config(tmp_path, max_completion_length=33, **prompts, **episode), suite, tokenizer)
     shown = DemonstrationArguments(**prompts, **episode)
     warm_start = shown.build_context(suite, tokenizer, FewShot(), shown.context, shown.history_length)
-    protocol = Protocol.from_options("p", shown, temperature=0.5)
+    protocol = Protocol(name="p", temperature=0.5, **episode)
     evaluation = protocol_context(protocol, EvaluationArguments(**prompts), suite, tokenizer)
     assert rules.context == rules.eval_context
     for builder, longest in ((rules.context, 33), (warm_start, 0), (evaluation, 512)):

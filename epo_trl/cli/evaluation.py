@@ -114,7 +114,7 @@ def result_settings(
     loading = {key: str(value) for key, value in asdict(model_args).items() if key != "model_name_or_path"}
     return {
         **{key: value for key, value in asdict(args).items() if key not in NOT_SETTINGS},
-        "protocol": protocol.to_dict() | {"description": ""},
+        "protocol": protocol.rules(),
         "tasks": hashlib.sha256(json.dumps([suite.name, lists]).encode()).hexdigest(),
         **game_settings(suite, lists),
         "template": content_digest(asdict(PromptTemplate.load(args.template_for(suite))) | {"name": ""}),
@@ -181,16 +181,9 @@ def load_player(
 
 @dataclass
 class Evaluation:
-    """Plays lists in parts, each with its own random state, and stores the episodes.
+    """Plays lists in parts, each with its own random state, and stores the parts, unless `partial` is `None`.
 
-    Args:
-        suite: The tasks.
-        args: Settings of the evaluation.
-        protocol: The rules.
-        partial: Storage of the finished parts; `None` to store nothing.
-        policy: The policy.
-        context: Builder of its prompts.
-        samples: Episodes of the lists so far, for `epo-trl watch`.
+    `samples` are episodes of the lists so far, for `epo-trl watch`.
     """
 
     suite: TaskSuite
@@ -268,45 +261,38 @@ def _aborted(episodes: Sequence[Episode]) -> list[Episode]:
     return [episode for episode in episodes if episode.stop is StopReason.ABORTED]
 
 
-def open_storage(output: str, settings: dict[str, Any], held: contextlib.ExitStack) -> PartialResults:
-    """Locks and opens the storage of the episodes; `held` keeps the lock. Collective.
+def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> list[EvalReport]:
+    """Plays the missing parts, writes and prints the reports, and returns them. Collective.
 
     Raises:
-        FileError: If its folder cannot be created.
-        InputError: If it is of another evaluation.
+        InputError: If `output` is of another evaluation.
         RunningError: If another process evaluates to the same output.
     """
-    state, path = PartialState(), Path(output).expanduser()
-    ranks = SimpleNamespace(process_index=state.process_index, world_size=state.num_processes)
-    on_main_process(ranks, lambda: held.enter_context(place_lock(path, "output")))
-    partial = PartialResults(path, settings)
-    if partial.finished() is None:
-        make_folder(partial.folder, "output")
-        if state.is_main_process:
-            evaluation_file(path).unlink(missing_ok=True)  # of another evaluation
-    return partial
-
-
-def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> list[EvalReport]:
-    """Plays the missing parts, writes and prints the reports, and returns them. Collective."""
+    state = PartialState()
     protocol, lists = load_protocol(args, suite), load_task_lists(args, suite)
     shots = args.few_shot_of(suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
     with contextlib.ExitStack() as held:
         partial = None
         if args.output:
-            partial = open_storage(args.output, result_settings(suite, args, model_args, protocol, lists), held)
+            path = Path(args.output).expanduser()  # no shell has done so for a YAML file
+            ranks = SimpleNamespace(process_index=state.process_index, world_size=state.num_processes)
+            on_main_process(ranks, lambda: held.enter_context(place_lock(path, "output")))
+            partial = PartialResults(path, result_settings(suite, args, model_args, protocol, lists))
             if (finished := partial.finished()) is not None:
                 reports = [EvalReport.from_dict(report) for report in finished["reports"]]
-                if PartialState().is_main_process:
+                if state.is_main_process:
                     say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
                 return reports
+            make_folder(partial.folder, "output")
+            if state.is_main_process:
+                evaluation_file(path).unlink(missing_ok=True)  # of another evaluation
         policy, context = load_player(suite, args, model_args, protocol, shots)
         with contextlib.closing(suite.make_env()) as env:
             check_first_task(env, next(iter(lists.values()))[0], args.seed, context, protocol)
         evaluation = Evaluation(suite, args, protocol, partial, policy, context)
         reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
-        if PartialState().is_main_process:
+        if state.is_main_process:
             if partial is not None:
                 if evaluation.samples:
                     write_samples(evaluation_file(partial.output), [sample.to_dict() for sample in evaluation.samples])

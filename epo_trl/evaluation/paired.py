@@ -16,14 +16,7 @@ from epo_trl.evaluation.report import EvalReport
 
 @dataclass(frozen=True, slots=True)
 class PairedOutcomes:
-    """How often two policies won the same games.
-
-    Args:
-        both: Number of games that both won.
-        only_first: Number of games that only the first won.
-        only_second: Number of games that only the second won.
-        neither: Number of games that neither won.
-    """
+    """Numbers of games that both policies won, only one of them, or neither."""
 
     both: int
     only_first: int
@@ -32,10 +25,7 @@ class PairedOutcomes:
 
     @property
     def p_value(self) -> float:
-        """Two-sided p-value of McNemar's exact test (Q. McNemar, Psychometrika 12, 1947).
-
-        If the policies were equally good, each game that only one of them won would be a fair coin flip.
-        """
+        """Two-sided p-value of McNemar's exact test (Q. McNemar, Psychometrika 12, 1947): are the flips fair?"""
         flips, fewer = self.only_first + self.only_second, min(self.only_first, self.only_second)
         return min(1.0, 2 * sum(comb(flips, wins) for wins in range(fewer + 1)) / 2**flips)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -29,8 +28,8 @@ class PartialResults:
         InputError: If the output or a part was made with other settings.
     """
 
-    def __init__(self, output: str | os.PathLike[str], settings: Mapping[str, Any]):
-        self.output = Path(os.path.expanduser(output))  # no shell has done so for a YAML file
+    def __init__(self, output: Path, settings: Mapping[str, Any]):
+        self.output = output
         self.folder = self.output.with_name(f"{self.output.name}.parts")
         self.settings = json.loads(json.dumps(settings))
         for file in (self.output, *self.folder.glob("*.json")):

@@ -65,13 +65,6 @@ def protocol_settings(protocol: Protocol, *, require_think: bool = True) -> Roll
 def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuilder, protocol: Protocol) -> None:
     """Checks before the evaluation that the first task starts and supports the protocol.
 
-    Args:
-        env: Environment of the task's suite.
-        task_id: Id of the first task in the list.
-        seed: Seed passed to `reset`.
-        context: Builder of the prompts.
-        protocol: Evaluation protocol.
-
     Raises:
         EnvError: If the environment does not start, or `info` lacks a field that the contract requires.
         TemplateError: If the template uses a field that the environment does not provide.
@@ -103,18 +96,8 @@ def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuil
 
 
 def sampled_tasks(suite: TaskSuite, split: str, count: int | None) -> list[str]:
-    """Returns the tasks of a list, or a fixed random sample of them in the order of the list.
-
-    A larger sample contains the smaller ones.
-
-    Args:
-        suite: The tasks.
-        split: Name of the list.
-        count: Number of tasks; `None` for all.
-    """
+    """Returns `count` tasks of a list, or all, in its order: a fixed random sample, and a larger one contains it."""
     ids = suite.task_ids(split)
-    if count is None or count >= len(ids):
-        return list(ids)
     numbers = random.Random(0).sample(range(len(ids)), len(ids))[:count]
     return [ids[number] for number in sorted(numbers)]
 

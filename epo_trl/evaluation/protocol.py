@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, check_bounds
 from epo_trl.errors import InputError, changed_settings
 from epo_trl.rollout.context import CONTEXTS
-from epo_trl.rollout.spec import INVALID_ACTIONS, SUCCESS_RULES, EpisodeArguments
+from epo_trl.rollout.spec import INVALID_ACTIONS, SUCCESS_RULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,40 +44,18 @@ class Protocol:
     def __post_init__(self) -> None:
         check_bounds(self)
 
-    @classmethod
-    def from_options(cls, name: str, options: EpisodeArguments, temperature: float, **others: Any) -> Protocol:
-        """Creates a protocol with the turn limit, history and context of training or of demonstrations."""
-        return cls(
-            name=name,
-            max_turns=options.max_turns,
-            history_length=options.history_length,
-            context=options.context,
-            temperature=temperature,
-            **others,
-        )
-
     @property
     def is_windowed(self) -> bool:
         """Whether every turn has its own prompt; otherwise the episode is one growing sequence."""
         return self.context == "windowed"
 
-    def varied(
-        self,
-        *,
-        max_turns: int | None = None,
-        temperature: float | None = None,
-        context: str | None = None,
-        few_shot: str | None = None,
-    ) -> Protocol:
+    def varied(self, **given: Any) -> Protocol:
         """Returns a variant with another turn limit, temperature, context or examples, and a name that shows it.
 
         `alfworld50` with 30 turns is `alfworld50+max_turns=30`. Arguments that are `None` or equal the current value
         are ignored, so the plain name always means the plain settings.
         """
-        given = {"max_turns": max_turns, "temperature": temperature, "context": context, "few_shot": few_shot}
-        changed: dict[str, Any] = {
-            key: value for key, value in given.items() if value not in (None, getattr(self, key))
-        }
+        changed = {key: value for key, value in given.items() if value not in (None, getattr(self, key))}
         if not changed:
             return self
         marks = "".join(
@@ -86,18 +64,9 @@ class Protocol:
         plain = self.name.partition("+")[0]
         return replace(self, **changed, name=self.name + marks, description=f"{plain} but for what the name says.")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return asdict(self)
-
     def rules(self) -> dict[str, Any]:
-        """Returns what two protocols are compared by: all fields but the description."""
-        return {name: value for name, value in self.to_dict().items() if name != "description"}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Protocol:
-        """Creates a protocol from the output of `to_dict`."""
-        return cls(**data)
+        """Returns what two protocols are compared by, as JSON values: the fields, with an empty description."""
+        return asdict(self) | {"description": ""}
 
 
 _ALFWORLD = Protocol(

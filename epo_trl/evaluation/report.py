@@ -1,16 +1,20 @@
-"""Evaluation reports: counts over episodes, from which all other numbers are computed."""
+"""Evaluation reports: counts over episodes, from which all other numbers are computed, and their files in a run."""
 
 from __future__ import annotations
 
 import io
 import math
+import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +23,7 @@ from epo_trl.evaluation.protocol import Protocol
 from epo_trl.evaluation.samples import plain
 from epo_trl.types import Episode, StopReason
 
+REPORTS = "evaluations"  # folder in a run's `output_dir`
 WAITS = ("wait", "wait1")
 UNKNOWN = ""  # the type of a task whose episode was aborted before it began
 # Names in `EvalReport.scalars`.
@@ -194,15 +199,19 @@ class EvalReport:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> EvalReport:
         """Creates a report from the output of `to_dict`; derived numbers are recomputed."""
-        counts = {name: data[name] for name in cls.__dataclass_fields__}
-        return cls(
-            **counts
-            | {
-                "protocol": Protocol.from_dict(data["protocol"]),
-                "types": {name: TypeCount(one["episodes"], one["wins"]) for name, one in data["types"].items()},
-                "outcomes": tuple((task_id, won) for task_id, won in data["outcomes"]),
-            }
-        )
+        return TypeAdapter(cls).validate_python(data)
+
+
+def report_file(output_dir: str | os.PathLike[str], step: int) -> Path:
+    """Returns the file for the reports of the evaluation after an optimizer step."""
+    return Path(output_dir) / REPORTS / f"step_{step:06d}.json"
+
+
+def report_files(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
+    """Returns the existing files by optimizer step, in order. A copy under another name is left out."""
+    files = (Path(output_dir) / REPORTS).glob("step_*.json")
+    found = [(int(name[1]), path) for path in files if (name := re.fullmatch(r"step_(\d+)", path.stem))]
+    return dict(sorted(found))
 
 
 def format_table(reports: Sequence[EvalReport] | Mapping[str, Sequence[EvalReport]], *, width: int = 120) -> str:
@@ -232,9 +241,8 @@ def format_table(reports: Sequence[EvalReport] | Mapping[str, Sequence[EvalRepor
     for heading in (*columns, "split", "task type"):
         table.add_column(heading, overflow="fold")
     scored = any(report.mean_score is not None for _, report in rows)
-    for heading in ("n", "success %", "95 % interval", "macro %", *(("score", "wait %") if scored else ())):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("turns", "invalid %"):
+    of_scores = ("score", "wait %") if scored else ()
+    for heading in ("n", "success %", "95 % interval", "macro %", *of_scores, "turns", "invalid %"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("stopped by", max_width=10 if columns else 18)  # leaves the width to the task types
     for index, (_, report) in enumerate(rows):

@@ -10,7 +10,7 @@ from typing import Any
 
 from epo_trl.errors import spelled
 from epo_trl.evaluation import EvalReport
-from epo_trl.evaluation.report_files import report_file
+from epo_trl.evaluation.report import report_file
 from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
 from epo_trl.runs.run_settings import model_digest
@@ -43,9 +43,8 @@ class Evaluator:
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that decide a success rate."""
-        protocol = {**self.rules.protocol.to_dict(), "description": ""}
         tasks = {split: model_digest(ids, "tasks") for split, ids in self.tasks.items()}
-        return {"protocol": protocol, "eval_seed": self.args.eval_seed, "test_tasks": tasks}
+        return {"protocol": self.rules.protocol.rules(), "eval_seed": self.args.eval_seed, "test_tasks": tasks}
 
     def report(self, split: str, play: Callable[..., list[Episode]]) -> EvalReport:
         """Evaluates on one list and returns the report. Collective."""

@@ -17,7 +17,7 @@ from epo_trl import __version__
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.pool import PooledSuite
 from epo_trl.evaluation import EvalReport
-from epo_trl.evaluation.report_files import report_files
+from epo_trl.evaluation.report import report_files
 from epo_trl.methods import Methods
 from epo_trl.models.adapters import made_from
 from epo_trl.models.families import Changed, as_published

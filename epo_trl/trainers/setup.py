@@ -68,8 +68,13 @@ def build_rules(
     protocol = (
         get_protocol(args.protocol)
         if args.protocol
-        else Protocol.from_options(
-            f"{suite.name}-{args.max_turns}turns", args, args.eval_temperature, invalid_action=args.invalid_action
+        else Protocol(
+            name=f"{suite.name}-{args.max_turns}turns",
+            max_turns=args.max_turns,
+            history_length=args.history_length,
+            temperature=args.eval_temperature,
+            invalid_action=args.invalid_action,
+            context=args.context,
         )
     )
     shots = args.few_shot_of(suite, protocol.env_options)

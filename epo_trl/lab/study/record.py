@@ -15,7 +15,7 @@ import pandas as pd
 from epo_trl import __version__
 from epo_trl.errors import InputError
 from epo_trl.evaluation.outcomes import left_band
-from epo_trl.evaluation.report_files import report_files
+from epo_trl.evaluation.report import report_files
 from epo_trl.lab.study.config import StudyRun
 from epo_trl.runs.checkpoint_files import step_of, what_model
 from epo_trl.runs.state_file import read_state, write_atomically
