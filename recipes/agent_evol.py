@@ -61,7 +61,6 @@ from epo_trl.runs.guards import TooManyAborted, first_errors
 from epo_trl.runs.run_lock import run_lock
 from epo_trl.runs.run_settings import content_digest
 from epo_trl.runs.state_file import read_state, write_state
-from epo_trl.trainers.model_card import CardFacts
 from epo_trl.types import Episode
 
 MAX_ABORTED_SHARE = 0.5  # share of a process's episodes, as in RL
@@ -86,14 +85,13 @@ class EvolutionTrainer(ImitationTrainer):
 
     own_successes = 0  # rows, like `demonstrated`
 
-    def card_facts(self) -> CardFacts:
-        """Returns the facts of the model card."""
-        facts = super().card_facts()
+    def card_rows(self) -> dict[str, str]:
+        """Returns the rows of the model card."""
         method = (
             "[AgentEvol](https://arxiv.org/abs/2406.04151), imitation of a scripted expert and of its own successes"
         )
         own = describe_rows(self.own_successes, self.shown)
-        return replace(facts, method=method, rows={**facts.rows, "own successes": own})
+        return {**super().card_rows(), "method": method, "own successes": own}
 
 
 def rollout_arguments(

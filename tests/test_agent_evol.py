@@ -166,7 +166,7 @@ def test_its_card_counts_in_the_unit_of_its_rows():
     trainer.suite, trainer.demonstrated, trainer.own_successes = ToySuite(), 3, 2
     for context, own in (("windowed", "2 turns"), ("concatenated", "2 episodes")):
         trainer.shown = DemonstrationArguments(context=context)
-        assert trainer.card_facts().rows["own successes"] == own
+        assert trainer.card_rows()["own successes"] == own
 
 
 def module_of(name):

@@ -110,8 +110,8 @@ def test_the_warm_start_says_that_it_is_imitation():
     trainer = ImitationTrainer.__new__(ImitationTrainer)
     trainer.suite, trainer.shown = ToySuite(), DemonstrationArguments(episodes=7)
     trainer.demonstrated = 12
-    facts = trainer.card_facts()
-    assert "imitation of a scripted expert" in facts.method
-    assert facts.rows["demonstrations"] == "12 turns, from 7 expert episodes of up to 50 turns"
+    rows = trainer.card_rows()
+    assert "imitation of a scripted expert" in rows["method"]
+    assert rows["demonstrations"] == "12 turns, from 7 expert episodes of up to 50 turns"
     trainer.shown = DemonstrationArguments(episodes=7, context="concatenated")
-    assert trainer.card_facts().rows["demonstrations"].startswith("12 episodes, from 7 expert episodes")
+    assert trainer.card_rows()["demonstrations"].startswith("12 episodes, from 7 expert episodes")

@@ -30,7 +30,7 @@ from epo_trl.runs.long_run import LongRun
 from epo_trl.runs.run_lock import run_lock
 from epo_trl.runs.run_settings import LongRunArguments, check_training_arguments, shards_weights
 from epo_trl.trainers.config import settle_defaults
-from epo_trl.trainers.model_card import CardFacts, OwnModelCard
+from epo_trl.trainers.model_card import OwnModelCard
 
 
 @dataclass
@@ -222,15 +222,14 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
             )
         return super().create_optimizer(model)
 
-    def card_facts(self) -> CardFacts:
-        """Returns the facts of the model card."""
+    def card_rows(self) -> dict[str, str]:
+        """Returns the rows of the model card."""
         shown = self.shown
         kept = f"{describe_rows(self.demonstrated, shown)}, from {shown.episodes} expert episodes"
-        return CardFacts(
-            method="imitation of a scripted expert (supervised fine-tuning)",
-            suite=self.suite,
-            rows={"demonstrations": f"{kept} of up to {shown.max_turns} turns"},
-        )
+        return {
+            "method": "imitation of a scripted expert (supervised fine-tuning)",
+            "demonstrations": f"{kept} of up to {shown.max_turns} turns",
+        }
 
 
 def main(line: CommandLine) -> None:

@@ -38,7 +38,7 @@ from epo_trl.trainers.collection import Collected, Collector, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine, starting
 from epo_trl.trainers.evaluator import Evaluator, scalars, worst_if_missing
-from epo_trl.trainers.model_card import CardFacts, OwnModelCard, card_facts
+from epo_trl.trainers.model_card import OwnModelCard, card_rows
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import zero_signal_monitor
@@ -430,9 +430,9 @@ class EPOTrainer(OwnModelCard, RLRun):
             print_episodes(self._to_print, step=self.state.global_step)
             self._to_print = []
 
-    def card_facts(self) -> CardFacts:
-        """Returns the facts for the model card."""
-        return card_facts(self.args, self.methods, self.rules, self.suite, self.num_generations)
+    def card_rows(self) -> dict[str, str]:
+        """Returns the rows for the model card."""
+        return card_rows(self)
 
 
 class Scored(NamedTuple):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,58 +12,28 @@ from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
 
 from epo_trl import __version__
-from epo_trl.envs.base import TaskSuite
-from epo_trl.envs.pool import PooledSuite
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.report import report_files
-from epo_trl.methods import Methods
 from epo_trl.models.adapters import made_from
 from epo_trl.models.families import Changed, as_published
-from epo_trl.rollout.spec import ResponseArguments
-from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.setup import RolloutRules
 
 CARD = "README.md"
 _PAPER = re.compile(r"\[[^\]]+\]\(https://arxiv\.org/abs/[\d.]+\)")
 
 
-@dataclass(frozen=True)
-class CardFacts:
-    """Facts about a trained model for its model card.
-
-    Args:
-        method: Training method in Markdown, phrased to follow "trained with".
-        suite: Suite that the model was trained on.
-        rows: Additional rows of the table of facts.
-    """
-
-    method: str
-    suite: TaskSuite
-    rows: Mapping[str, str]
-
-
-def card_facts(args: EPOConfig, methods: Methods, rules: RolloutRules, suite: TaskSuite, group_size: int) -> CardFacts:
-    """Returns the facts about a policy trained with RL."""
-    protocol = rules.protocol
+def card_rows(trainer: Any) -> dict[str, str]:
+    """Returns the rows of the card of a policy trained with RL."""
+    args, protocol = trainer.args, trainer.rules.protocol
     past = f"{protocol.history_length} past turns" if protocol.is_windowed else "the whole episode"
-    suite = suite.suite if isinstance(suite, PooledSuite) else suite
-    return CardFacts(
-        method=methods.model_card_text(),
-        suite=suite,
-        rows={
-            "prompts": prompts_row(args, suite),
-            "training": f"{args.generation_batch_size} episodes per RL step, {group_size} per task, up to "
-            f"{args.max_turns} turns",
-            "evaluation": f"`{protocol.name}`: {protocol.max_turns} turns, temperature {protocol.temperature:g}, "
-            f"{protocol.context} context, {past} in the prompt, success by `{protocol.success_rule}`",
-        },
-    )
-
-
-def prompts_row(options: ResponseArguments, suite: TaskSuite) -> str:
-    """Returns a one-line description of prompts and answers."""
-    action = "a tool call" if options.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
-    return f"template `{Path(options.template_for(suite)).name}`; an answer ends with {action}"
+    action = "a tool call" if args.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
+    return {
+        "method": trainer.methods.model_card_text(),
+        "prompts": f"template `{Path(args.template_for(trainer.suite)).name}`; an answer ends with {action}",
+        "training": f"{args.generation_batch_size} episodes per RL step, {trainer.num_generations} per task, up to "
+        f"{args.max_turns} turns",
+        "evaluation": f"`{protocol.name}`: {protocol.max_turns} turns, temperature {protocol.temperature:g}, "
+        f"{protocol.context} context, {past} in the prompt, success by `{protocol.success_rule}`",
+    }
 
 
 class OwnModelCard:
@@ -86,8 +54,8 @@ class OwnModelCard:
         """Number of optimizer steps of the model's weights."""
         return self.state.global_step if self.best_step is None else self.best_step
 
-    def card_facts(self) -> CardFacts:
-        """Returns the facts for the card."""
+    def card_rows(self) -> dict[str, str]:
+        """Returns rows of the card's table. `method` is Markdown, phrased to follow "trained with"."""
         raise NotImplementedError
 
     def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
@@ -105,26 +73,28 @@ class OwnModelCard:
 
 def write_card(trainer: Any, folder: Path) -> None:
     """Writes the card of the trainer's current model."""
-    facts, args, adapter = trainer.card_facts(), trainer.args, is_peft_model(trainer.model)
+    args, suite, adapter = trainer.args, trainer.suite, is_peft_model(trainer.model)
     base, step = trainer.model.config.name_or_path or "", trainer.step_of_weights
     name = (args.hub_model_id or str(Path(args.output_dir).resolve())).split("/")[-1]
     best = "" if trainer.best_step is None else f", the best by `{args.metric_for_best_model}`"
-    suite, versions = facts.suite, [f"{one} {version(one)}" for one in ("trl", "transformers", "torch")]
+    versions = [f"{one} {version(one)}" for one in ("trl", "transformers", "torch")]
+    own = trainer.card_rows()
+    method = own["method"]
     rows = {
-        "method": facts.method,
+        "method": method,
         "base model": _described(base),
         "weights": "a LoRA adapter on the base model" if adapter else "full model",
         "environment": ", ".join([f"`{suite.name}`", *(f"{key}: `{value}`" for key, value in suite.settings.items())]),
-        **facts.rows,
+        **own,
         "optimizer steps": f"{step} of {trainer.state.max_steps}{best}",
         "learning rate": f"{args.learning_rate:g}",
         "made with": ", ".join([f"epo_trl {__version__}", *versions]),
     }
     cells = {key: " ".join(value.replace("|", "\\|").split()) for key, value in rows.items()}
     table = ["| | |", "|---|---|", *(f"| {key} | {cell} |" for key, cell in cells.items())]
-    papers = dict.fromkeys([*_PAPER.findall(facts.method), "[TRL](https://github.com/huggingface/trl#citation)"])
+    papers = dict.fromkeys([*_PAPER.findall(method), "[TRL](https://github.com/huggingface/trl#citation)"])
     text = (
-        f"# {name}\n\nA language-model agent for the text environment `{suite.name}`, trained with {facts.method} by "
+        f"# {name}\n\nA language-model agent for the text environment `{suite.name}`, trained with {method} by "
         "[TRL](https://github.com/huggingface/trl). `epo_trl.models.load_policy` loads it, `epo-trl evaluate` plays "
         "with it.\n\n" + "\n".join(table) + "\n\n"
         f"## Results\n\n{_results(Path(args.output_dir), step)}\n\n"
