@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from epo_trl.envs.checker.results import checked_reset
+from epo_trl.envs.checker import checked_reset
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.trap import COLOURS, HATCH, Trap, TrapSuite, door_on, go_through
 from epo_trl.models.corpus import corpus

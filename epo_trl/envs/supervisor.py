@@ -1,4 +1,4 @@
-"""Child processes that never outlive this process, and the error text for one that stops answering."""
+"""Child processes that never outlive this process, and seats: rights to an environment in a shared process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,29 @@ import signal
 import subprocess
 import weakref
 from collections.abc import Callable
+from itertools import count
 from typing import IO, Any
+
+
+class Seats:
+    """Numbered seats. `len()` is the number of seats in use."""
+
+    def __init__(self) -> None:
+        self._seats: set[int] = set()
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._seats)
+
+    def take_seat(self) -> int:
+        """Reserves a seat and returns its number."""
+        seat = next(self._numbers)
+        self._seats.add(seat)
+        return seat
+
+    def forget_seat(self, seat: int) -> None:
+        """Frees a seat."""
+        self._seats.discard(seat)
 
 
 class ChildProcess:

@@ -31,11 +31,6 @@ _PICTURES = (
 )  # fmt: skip
 
 
-def colours(doors: int) -> tuple[str, ...]:
-    """Returns the colours of the doors in every room."""
-    return COLOURS[:doors]
-
-
 def door_on(room: int, doors: int) -> str:
     """Returns the colour of the door that leads on from a room, counted from 1."""
     return COLOURS[_ORDER[(room - 1) % len(_ORDER)] % doors]
@@ -62,7 +57,7 @@ class Trap(TextEnv):
     def __init__(self, rooms: int, doors: int, hatch: float, move_limit: int, number: int = 0) -> None:
         self.rooms, self.doors, self.hatch, self.move_limit = rooms, doors, hatch, move_limit
         self.reseed(number)
-        self.actions = {go_through(colour): colour for colour in (*colours(doors), HATCH)}
+        self.actions = {go_through(colour): colour for colour in (*COLOURS[:doors], HATCH)}
         self.place: int | str | None = None
         self.moves = 0
 
@@ -135,7 +130,7 @@ class Habit(Expert):
     def act(self, observation: str, info: Info) -> tuple[str, str]:
         """Returns `(thought, action)` with an empty thought."""
         weights = [1.0] * self.doors + [math.exp(self.liking) if info["place"] == "room 1" else 1.0]
-        return "", go_through(self.random.choices((*colours(self.doors), HATCH), weights)[0])
+        return "", go_through(self.random.choices((*COLOURS[: self.doors], HATCH), weights)[0])
 
 
 class Guide(Expert):

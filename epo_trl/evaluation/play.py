@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from epo_trl.bounds import copy_options
 from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.envs.border import close_all
-from epo_trl.envs.checker.results import checked_reset, checked_step
+from epo_trl.envs.checker import checked_reset, checked_step
 from epo_trl.errors import InputError
 from epo_trl.evaluation.protocol import Protocol
 from epo_trl.rollout import ContextBuilder, Engine, RolloutSettings, finished_episodes

@@ -6,7 +6,7 @@ import contextlib
 from string import Formatter
 
 from epo_trl.envs.base import EnvError, TaskSuite
-from epo_trl.envs.checker.results import checked_reset, checked_step
+from epo_trl.envs.checker import checked_reset, checked_step
 from epo_trl.rollout.demonstrations import ANSWER
 from epo_trl.rollout.templates import OPTIONAL_PARTS, PARTS, PromptTemplate
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from epo_trl.envs.base import Info, TaskSuite, TextEnv
 from epo_trl.envs.border import checked_answer, squeeze
-from epo_trl.envs.checker.results import checked_reset
+from epo_trl.envs.checker import checked_reset
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
 from epo_trl.rollout.running_episode import RunningEpisode

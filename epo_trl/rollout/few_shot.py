@@ -16,7 +16,7 @@ from typing import Any
 from epo_trl.bounds import Count, CountOrZero, check_bounds, option
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.border import squeeze
-from epo_trl.envs.checker.results import checked_reset
+from epo_trl.envs.checker import checked_reset
 from epo_trl.errors import InputError
 from epo_trl.rollout.templates import Example, PastTurn
 

@@ -41,7 +41,7 @@ from epo_trl.trainers.evaluator import Evaluator, scalars, worst_if_missing
 from epo_trl.trainers.model_card import OwnModelCard, card_rows
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
-from epo_trl.trainers.monitoring.zero_signal import zero_signal_monitor
+from epo_trl.trainers.monitoring.zero_signal import ZeroSignalMonitor
 from epo_trl.trainers.setup import (
     check_context_fits,
     divide,
@@ -121,7 +121,7 @@ class EPOTrainer(OwnModelCard, RLRun):
         self.ahead = RolloutAhead(self) if args.rollout_ahead else None
         self.last_episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []  # of the last evaluation, with the details
-        self._zero_signal = zero_signal_monitor(args, self.methods, ranks, group_size, has_critic=self.has_critic)
+        self._zero_signal = ZeroSignalMonitor(args, self.methods, ranks, group_size, has_critic=self.has_critic)
         self._to_print: list[Episode] = []
 
     # --- Rollout -----------------------------------------------------------------------------------------------

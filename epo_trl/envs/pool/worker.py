@@ -18,8 +18,7 @@ from typing import Any
 
 from epo_trl.bounds import Count, CountOrZero, Positive, check_bounds
 from epo_trl.envs.base import EnvError, Faults
-from epo_trl.envs.seats import Seats
-from epo_trl.envs.supervisor import ChildProcess
+from epo_trl.envs.supervisor import ChildProcess, Seats
 
 START_SECONDS = 120.0  # added for the first request of a process, which imports the suite
 _LIBRARY = Path(__file__).parents[3]

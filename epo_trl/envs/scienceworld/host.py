@@ -11,7 +11,7 @@ from epo_trl.bounds import Count, Positive, check_bounds, option
 from epo_trl.envs.base import Faults
 from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
 from epo_trl.envs.scienceworld.world import World
-from epo_trl.envs.seats import Seats
+from epo_trl.envs.supervisor import Seats
 
 T = TypeVar("T")
 _LEAST_WORLDS = 8

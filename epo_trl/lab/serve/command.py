@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from epo_trl.bounds import Count, Positive, Range, check_bounds, option
 from epo_trl.cli.base import did_you_mean, fail, say
 from epo_trl.envs.base import EnvError, TaskSuite
-from epo_trl.envs.checker.results import checked_reset
+from epo_trl.envs.checker import checked_reset
 from epo_trl.envs.registry import ENVIRONMENTS, build_suite, environment_arguments
 from epo_trl.errors import InputError
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import zip_longest
 
 import torch
@@ -93,30 +92,22 @@ def equal_rewards_warning(rl_step: int, success: float, compared: str) -> str:
     )
 
 
-@dataclass
 class ZeroSignalMonitor:
-    """Warns once per streak of RL steps without a training signal.
+    """Warns once per streak of RL steps without a training signal."""
 
-    Args:
-        compared: Number of episodes whose rewards are compared with each other.
-        name: Name of these episodes, for example "every group".
-        ranks: Communication with the other processes. The first one warns.
-        by_turns: Whether turns are compared too, or a critic is used, so that episodes with equal rewards can still
-            have advantages.
-    """
-
-    compared: int
-    name: str
-    ranks: Comm
-    by_turns: bool = False
-    _equal_rewards: Streak = field(default_factory=partial(Streak, PATIENCE), init=False)
-    _empty_batches: Streak = field(default_factory=partial(Streak, 1), init=False)
-    _equal: bool = field(default=False, init=False)  # of the current batch, like the next
-    _success: float = field(default=0.0, init=False)
+    def __init__(self, args: EPOConfig, methods: Methods, ranks: Comm, group_size: int, *, has_critic: bool) -> None:
+        self.ranks = ranks
+        # Critics compare all turns, ArCHer also those of earlier batches: episodes with equal rewards may differ.
+        in_batch = has_critic or bool(methods.need(Need.FEATURES))
+        self._by_turns = in_batch or Need.TURN_REWARDS in next(iter(methods.values())).needs
+        self._compared = args.generation_batch_size if in_batch else group_size  # number of adjacent episodes
+        self._name = "the whole batch" if in_batch else "every group"
+        self._equal_rewards, self._empty_batches = Streak(PATIENCE), Streak(1)
+        self._equal, self._success = False, 0.0  # of the current batch
 
     def add_rewards(self, rewards: Tensor, *, success: float) -> None:
         """Adds the rewards of a batch, see `equal_within_groups`; `success` is the share of solved episodes."""
-        self._equal, self._success = bool(equal_within_groups(rewards, self.compared).all()), success
+        self._equal, self._success = bool(equal_within_groups(rewards, self._compared).all()), success
 
     def end_batch(self, num_episodes: Tensor, advantages: Tensor, rl_step: int) -> None:
         """Adds the results of a batch. Collective.
@@ -127,23 +118,13 @@ class ZeroSignalMonitor:
             rl_step: Index of the RL step, from 0.
         """
         equal = self._equal
-        if equal and self.by_turns:  # `equal` is the same on all ranks
+        if equal and self._by_turns:  # `equal` is the same on all ranks
             equal = not self.ranks.sum((advantages.abs() > 1e-4).sum().float())
         if self._equal_rewards.add(equal) and self.ranks.index == 0:
-            warnings.warn(equal_rewards_warning(rl_step, self._success, self.name), stacklevel=2)
+            warnings.warn(equal_rewards_warning(rl_step, self._success, self._name), stacklevel=2)
         if self._empty_batches.add(not num_episodes) and self.ranks.index == 0:
             warnings.warn(
                 f"No token of RL step {rl_step} is trained on: see env/aborted, rollout/cut_responses (raise "
                 "max_completion_length or set mask_truncated_completions to false) and rollout/left_out_groups.",
                 stacklevel=2,
             )
-
-
-def zero_signal_monitor(
-    args: EPOConfig, methods: Methods, ranks: Comm, group_size: int, *, has_critic: bool
-) -> ZeroSignalMonitor:
-    """Builds the monitor of zero-signal RL steps for the methods of a run."""
-    if has_critic or methods.need(Need.FEATURES):  # critics compare all turns, ArCHer also those of earlier batches
-        return ZeroSignalMonitor(args.generation_batch_size, "the whole batch", ranks, by_turns=True)
-    credit = next(iter(methods.values()))
-    return ZeroSignalMonitor(group_size, "every group", ranks, by_turns=Need.TURN_REWARDS in credit.needs)

@@ -1,14 +1,17 @@
-"""Checks of an environment (invalid calls, odd actions, reproducible and independent episodes, copies) and of lists."""
+"""Checks an environment against the contract of `envs/base.py`. Each message names the problem and the fix.
+
+Checked are invalid calls, odd actions, reproducible and independent episodes, copies, and the lists of tasks.
+"""
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
-from epo_trl.envs.checker.results import checked_reset, checked_step, failure, require, require_same
+from epo_trl.envs.border import checked_outcome
 from epo_trl.errors import InputError
 
 _SEED = 0  # of `reset` and of the random player
@@ -16,6 +19,17 @@ _UNKNOWN_ACTION = "fly to the moon"
 _ODD_ACTIONS = ("", "   ", _UNKNOWN_ACTION, "look\nlook", "Ünïcödé ✨", "x" * 5000)
 Player = Callable[[Info, random.Random], str]
 Trace = list[tuple[str, Any]]  # ("", result of reset), (action, result of step), ...
+Step = tuple[str, float, bool, bool, Info]
+
+
+class EnvCheckError(EnvError):
+    """An environment violates the contract."""
+
+
+def require(holds: bool, wrong: str, fix: str) -> None:
+    """Raises `EnvCheckError` unless a condition holds."""
+    if not holds:
+        raise EnvCheckError(f"{wrong}. Fix: {fix}.")
 
 
 def check_text_env(
@@ -75,7 +89,8 @@ def _check_bad_calls(env: TextEnv) -> None:
             call()
         except EnvError:
             continue
-        raise failure(f"{what} was accepted", "raise EnvError and tell the caller what to pass, or to call reset first")
+        fix = "raise EnvError and tell the caller what to pass, or to call reset first"
+        require(False, f"{what} was accepted", fix)
 
 
 def _any_listed(info: Info, rng: random.Random) -> str:
@@ -216,4 +231,99 @@ def check_task_suite(suite: TaskSuite) -> None:
     except EnvError:
         return
     fix = "call `self.check_split(split)` first in task_ids"
-    raise failure("task_ids('no such split') did not raise EnvError", fix)
+    require(False, "task_ids('no such split') did not raise EnvError", fix)
+
+
+def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, Info]:
+    """Calls `reset` and returns its result; raises `EnvCheckError` at the first problem with it."""
+    require(isinstance(env, TextEnv), f"{type(env).__name__} is not a TextEnv", "subclass epo_trl.envs.base.TextEnv")
+    where = f"reset of {task_id!r}"
+    result = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    require(is_pair, f"{where} returned {_shape(result)}", "return `(observation, info)`")
+    observation, info = result
+    _check_answer(where, observation, 0.0, False, False, info)
+    require(not info["won"], f"{where}: info['won'] is True before the first action", "clear the state in reset")
+    return observation, info
+
+
+def checked_step(env: TextEnv, action: str, task_id: str, first: Info) -> Step:
+    """Calls `step` and returns its result, or raises `EnvCheckError`. `first` is the info of the reset before it."""
+    where = f"step({action[:40]!r}) in {task_id!r}"
+    result = env.step(action)
+    require(
+        isinstance(result, tuple) and len(result) == 5,
+        f"{where} returned {_shape(result)}",
+        "return `(observation, reward, terminated, truncated, info)`",
+    )
+    observation, reward, terminated, truncated, info = result
+    _check_answer(where, *result)
+    require(
+        terminated or not info["won"],
+        f"{where}: info['won'] is True, but terminated is False",
+        "terminate with the step that solves the task, and set `won` only by the strict rule",
+    )
+    lost = sorted(first.keys() - info.keys())
+    require(
+        not lost,
+        f"{where}: info lacks {', '.join(lost)}, which reset returned",
+        "build info in one method that reset and step both call; prompt templates need every field in every turn",
+    )
+    for key in ("task", "task_type"):
+        changed = f"{where}: info[{key!r}] changed from {first[key]!r} to {info[key]!r}"
+        require(info[key] == first[key], changed, "keep it constant for the whole episode")
+    require(
+        (info["admissible_actions"] is None) == (first["admissible_actions"] is None),
+        f"{where}: info['admissible_actions'] is sometimes None and sometimes a tuple",
+        "list the actions always or never",
+    )
+    return observation, float(reward), bool(terminated), bool(truncated), info
+
+
+def _shape(result: object) -> str:
+    return f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+
+
+def _check_answer(where: str, observation: str, reward: Any, terminated: Any, truncated: Any, info: Info) -> None:
+    try:
+        checked_outcome(observation, reward, terminated, truncated, info)
+    except EnvError as error:
+        raise EnvCheckError(f"{where}: {error}") from None
+    require(
+        bool(observation.strip()), f"{where}: the observation is {observation!r}", "return a text that is not empty"
+    )
+    for key, kind in (("won", "bool"), ("task", "str"), ("task_type", "str"), ("admissible_actions", "tuple, or None")):
+        require(key in info, f"{where}: info has no {key!r}", f"add info[{key!r}], a {kind}")
+    for key in ("task", "task_type"):
+        is_text = isinstance(info[key], str) and bool(info[key])
+        require(is_text, f"{where}: info[{key!r}] is {info[key]!r}", "make it a str that is not empty")
+    actions = info["admissible_actions"]
+    if actions is None:
+        accepted = f"info['admissible_actions'] is None and info['accepted'] is {info.get('accepted')!r}"
+        fix = "add info['accepted'], a bool: whether the game knew the last action, True after reset"
+        require(info.get("accepted") is not None, f"{where}: {accepted}", fix)
+        return
+    require(
+        type(actions) is tuple and actions == tuple(dict.fromkeys(filter(None, map(str.strip, actions)))),
+        f"{where}: info['admissible_actions'] is {actions!r:.200}",
+        "make it a tuple of different, stripped texts, always in the same order",
+    )
+    require(
+        bool(actions or terminated or truncated),
+        f"{where}: admissible_actions is empty although the episode continues",
+        "list the actions that the engine accepts now, or terminate the episode",
+    )
+
+
+def require_same(expected: tuple[Any, ...], got: tuple[Any, ...], wrong: str, fix: str) -> None:
+    """Raises `EnvCheckError` with the differing part, such as `info["visited"]`, unless two results are equal."""
+    one, two = _parts(expected), _parts(got)
+    for name in dict.fromkeys([*one, *two]):
+        a, b = one.get(name), two.get(name)
+        require(a == b, f"{wrong}: {name} was {str(a)[:200]!r}, now {str(b)[:200]!r}", fix)
+
+
+def _parts(result: tuple[Any, ...]) -> dict[str, Any]:
+    *answer, info = result
+    names = ("observation", "reward", "terminated", "truncated")
+    return {**dict(zip(names, answer, strict=False)), **{f"info[{key!r}]": info[key] for key in sorted(info)}}
