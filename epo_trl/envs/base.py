@@ -26,17 +26,11 @@ class EnvError(EpoTrlError, RuntimeError):
 
 @dataclass(slots=True)
 class Faults:
-    """Counts of failures of the processes in which games run, since the suite was made.
+    """Counts of failures of the processes in which games run, since the suite was made."""
 
-    Args:
-        restarts: Number of processes started in place of one that died or hung.
-        timeouts: Number of calls that took too long; their process was killed.
-        retries: Number of resets that were retried because their process died or hung.
-    """
-
-    restarts: int = 0
-    timeouts: int = 0
-    retries: int = 0
+    restarts: int = 0  # processes started in place of one that died or hung
+    timeouts: int = 0  # calls that took too long; their process was killed
+    retries: int = 0  # resets that were retried because their process died or hung
 
     def __add__(self, other: Faults) -> Faults:
         return Faults(*map(operator.add, astuple(self), astuple(other)))
@@ -171,10 +165,9 @@ class Expert(Protocol):
 
 
 def split_task_id(task_id: Any, sizes: Mapping[str, int]) -> tuple[str, int]:
-    """Splits the id of a numbered task, `"<split>/<number>"`; `sizes` are the numbers of tasks of each split.
+    """Splits the id of a numbered task, `"<split>/<number>"`, or raises an `EnvError` with the valid ids.
 
-    Raises:
-        EnvError: If there is no such task. The message lists the valid ids.
+    `sizes` are the numbers of tasks of each split.
     """
     split, _, text = str(task_id).partition("/")
     number = read_number(text)

@@ -31,10 +31,9 @@ def error_text(error: BaseException) -> str:
 
 
 def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
-    """Validates observation and info of a reset or a step and returns them as plain text and a dict.
+    """Returns observation and info of a reset or a step as plain text and a dict.
 
-    Raises:
-        EnvError: If a field has another type than `TextEnv` requires; the message names the field.
+    An `EnvError` names the field that has another type than `TextEnv` requires.
     """
     if not isinstance(observation, str):
         raise _wrong("observation", "a str", observation)
@@ -61,11 +60,7 @@ def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
 def checked_outcome(
     observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
 ) -> tuple[str, float, bool, bool, Info]:
-    """Validates the result of a step, its observation and info as `checked_answer` does.
-
-    Raises:
-        EnvError: If a field has another type than `TextEnv` requires, or the reward is not finite.
-    """
+    """Validates the result of a step as `checked_answer` does; the reward is finite."""
     observation, info = checked_answer(observation, info)
     return observation, number("reward", reward), flag("terminated", terminated), flag("truncated", truncated), info
 
@@ -76,11 +71,7 @@ def _are_texts(actions: Any) -> bool:
 
 
 def number(field: str, value: Any) -> float:
-    """Converts a finite number from an environment to a float.
-
-    Raises:
-        EnvError: If the value is no finite number. A string is none, even one that spells a number.
-    """
+    """Converts a finite number from an environment to a float. A string is none, even one that spells a number."""
     if not isinstance(value, (float, int, SupportsFloat)):  # the protocol last: its check is slow
         raise _wrong(field, "a number", value)
     if not math.isfinite(value):
@@ -89,11 +80,7 @@ def number(field: str, value: Any) -> float:
 
 
 def flag(field: str, value: Any) -> bool:
-    """Returns a bool of an environment, Python's or NumPy's, as Python's.
-
-    Raises:
-        EnvError: If the value is anything else, such as the text "False", which is true in Python.
-    """
+    """Returns a bool of an environment, Python's or NumPy's, as Python's. The text "False" is none: it is true."""
     if value is not True and value is not False and type(value).__name__ not in ("bool", "bool_"):
         raise _wrong(field, "a bool", value)
     return bool(value)
@@ -117,10 +104,8 @@ def _wrong(field: str, wanted: str, value: object) -> EnvError:
 def find_action(text: str, listed: Iterable[str] | None, *, verbatim: bool) -> tuple[str, bool]:
     """Finds the action that the environment gets for a text, in its own spelling, and whether it is admissible.
 
-    Args:
-        text: What the agent says.
-        listed: Actions that the environment currently accepts; `None` if it does not list them.
-        verbatim: Whether an unlisted action keeps its white space.
+    `listed` are the actions that the environment accepts now, `None` if it does not list them. With `verbatim`, an
+    unlisted action keeps its white space.
     """
     action = squeeze(text)
     known = {squeeze(each): each for each in listed or ()}

@@ -13,11 +13,7 @@ from epo_trl.envs.numbered import NO_ACTION, NumberedArguments, NumberedEnv
 
 
 class GymnasiumEnv(NumberedEnv):
-    """Wraps one Gymnasium environment. An action outside its space does not reach it.
-
-    Args:
-        given: Suite with the settings of the environment.
-    """
+    """Wraps one Gymnasium environment. An action outside its space does not reach it."""
 
     given: GymnasiumArguments
 

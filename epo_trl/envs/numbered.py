@@ -61,11 +61,7 @@ class NumberedArguments(TaskSuite):
 
 
 class NumberedEnv(TextEnv):
-    """Tracks the score of an episode, and builds `info` from the environment's fields.
-
-    Args:
-        given: Suite with the settings of the environment.
-    """
+    """Tracks the score of an episode, and builds `info` from the environment's fields."""
 
     def __init__(self, given: NumberedArguments) -> None:
         self.given, self._running = given, False

@@ -25,11 +25,7 @@ _REFUSALS = ("(code: INVALID_JSON)", "(code: VALIDATION_ERROR)", "(code: EXECUTI
 
 
 class OpenEnv(AsyncTextEnv, NumberedEnv):
-    """One session of a server.
-
-    Args:
-        given: Suite with the settings of the environment.
-    """
+    """One session of a server."""
 
     given: OpenEnvArguments
 

@@ -51,14 +51,8 @@ def environment_arguments(name: str, folder: Path | None = None) -> type[Any]:
 def named_object(field: str, name: str, expected: str) -> Any:
     """Imports the object that `"module:attribute"` names, which runs the module.
 
-    Args:
-        field: Config field, for error messages.
-        name: Name that the user has written into a config. In a recipe, its module is also searched in the current
-            folder and the config's.
-        expected: Expected value of the field, for error messages.
-
-    Raises:
-        EnvError: If there is no such module or it has no such attribute.
+    In a recipe, the module is also searched in the current folder and the config's. The `EnvError` without such a
+    module or attribute shows the config `field` and what was `expected`.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
@@ -71,11 +65,7 @@ def named_object(field: str, name: str, expected: str) -> Any:
 
 
 def build_suite(settings: Any) -> TaskSuite:
-    """Builds the suite from its settings. Its attribute `settings` holds those that a resumed run has to share.
-
-    Raises:
-        EnvError: If a setting is unusable, or `make_suite()` does not return a `TaskSuite`.
-    """
+    """Builds the suite from its settings. Its attribute `settings` holds those that a resumed run has to share."""
     suite, name = settings.make_suite(), type(settings).__name__
     if not isinstance(suite, TaskSuite):
         raise EnvError(f"environment: expected {name}.make_suite() to return a TaskSuite, got {suite!r:.100}")

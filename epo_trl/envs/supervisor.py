@@ -41,18 +41,13 @@ class ChildProcess:
 
     Args:
         what: Description for messages, for example `"the ScienceWorld JVM"`.
-        command: Program and its arguments.
         let_go: Closes, in a forked child of Python, what keeps the process alive besides `stdin` and `stdout`.
         clean_up: Called once, after the process has ended.
         popen: Other arguments of `subprocess.Popen`.
 
     Attributes:
-        name: `what` with the process id.
         end: Reason why there will be no more answers; `""` until the process is closed.
         hung: Whether the process was killed because it did not answer in time.
-
-    Raises:
-        OSError: If the program cannot be started.
     """
 
     def __init__(

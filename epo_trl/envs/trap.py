@@ -44,14 +44,9 @@ def go_through(colour: str) -> str:
 class Trap(TextEnv):
     """A trap environment. Besides the required fields, `info` has `place` (`"room 3"`, `"outside"` or `"the hatch"`).
 
-    Args:
-        rooms: Number of rooms.
-        doors: Number of coloured doors in each room.
-        hatch: Probability that the hatch wins.
-        move_limit: Number of steps after which the game truncates the episode.
-        number: Number of the environment in its suite. Each draws the hatch's outcomes from its own random stream, so
-            the episodes of a group are independent although they start from the identical state. Worker processes
-            (`env_workers`) and ranks number their environments anew: equal numbers share a stream.
+    Each environment of a suite has a `number` and draws the hatch's outcomes from its own random stream, so the
+    episodes of a group are independent although they start from the identical state. Worker processes (`env_workers`)
+    and ranks number their environments anew: equal numbers share a stream.
     """
 
     def __init__(self, rooms: int, doors: int, hatch: float, move_limit: int, number: int = 0) -> None:
@@ -118,10 +113,7 @@ class Trap(TextEnv):
 class Habit(Expert):
     """The demonstrator of the warm start: it prefers the hatch in the first room and takes random doors otherwise.
 
-    Args:
-        doors: Number of coloured doors in each room.
-        liking: Logit of the hatch in the first room, where every other door has 0.
-        seed: Seed of the choices.
+    `liking` is the logit of the hatch in the first room, where every other door has 0.
     """
 
     def __init__(self, doors: int, liking: float, seed: int) -> None:
@@ -158,12 +150,10 @@ class TrapSuite(TaskSuite):
     liking: float | None = option(
         None, "Warm start: logit of the hatch in the first room; null imitates the best player instead."
     )
-    move_limit: int = option(12, "Number of steps after which the game ends.")
+    move_limit: Count = option(12, "Number of steps after which the game ends.")
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.move_limit < self.rooms:
-            raise EnvError(f"move_limit: expected an integer >= {self.rooms}, got {self.move_limit}")
         self._made = 0
 
     def task_ids(self, split: str) -> Sequence[str]:

@@ -43,12 +43,7 @@ class ChatFrame:
 
     @classmethod
     def of(cls, tokenizer: Any, reply_role: str = "user", **chat_template_kwargs: Any) -> ChatFrame:
-        """Extracts the frame from the tokenizer's chat template.
-
-        Args:
-            tokenizer: Tokenizer with a chat template.
-            reply_role: Role of the environment's replies: `"user"` or `"tool"`.
-            **chat_template_kwargs: Arguments passed to the chat template.
+        """Extracts the frame from the tokenizer's chat template; `reply_role` is `"user"` or `"tool"`.
 
         Raises:
             ChatTemplateError: If there is no template, or it does not show each message exactly once and verbatim.

@@ -45,22 +45,17 @@ class Engine(ABC):
 
     @abstractmethod
     def submit(self, number: int, prompt_ids: list[int]) -> None:
-        """Requests a response.
+        """Requests a response of an episode, which has at most one request at a time.
 
-        Args:
-            number: Number of the episode, which has at most one request at a time.
-            prompt_ids: Token ids of everything that the policy sees.
+        `prompt_ids` are the token ids of everything that the policy sees.
         """
 
     @abstractmethod
     def collect(self, seconds: float | None) -> list[Response] | None:
         """Returns the responses that are ready, in any order.
 
-        Args:
-            seconds: Time to wait for the first one; `None` waits until there is one.
-
-        Returns:
-            The responses; with `in_step`, `None` ends the rollout: no process has a request.
+        Waits so many seconds for the first one; with `None` until there is one. An engine that is `in_step` returns
+        `None` to end the rollout: no process has a request.
         """
 
 

@@ -55,11 +55,7 @@ class FewShotArguments:
     def few_shot_of(self, suite: TaskSuite, env_options: Mapping[str, Any] | None = None) -> FewShot:
         """Plays training tasks in random order and takes the first episodes that the suite's expert wins.
 
-        The examples are the same in every process.
-
-        Args:
-            suite: Suite that provides the training tasks.
-            env_options: Further options for every `reset`.
+        The examples are the same in every process. `env_options` are further options for every `reset`.
 
         Raises:
             EnvError: If the suite has no expert or no training tasks.

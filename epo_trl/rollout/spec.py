@@ -125,14 +125,7 @@ class RewardArguments:
 
 @dataclass
 class RolloutSettings(RewardArguments):
-    """The rules of a rollout.
-
-    Args:
-        max_turns: Turn budget of an episode.
-        require_think: Whether a response without reasoning is invalid.
-        success_rule: One of `SUCCESS_RULES`.
-        env_options: Further options for every `reset`.
-    """
+    """The rules of a rollout; `env_options` are further options for every `reset`."""
 
     max_turns: Count = EpisodeArguments.max_turns
     require_think: bool = ResponseArguments.require_think

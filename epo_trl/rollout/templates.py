@@ -106,12 +106,7 @@ class PromptTemplate:
         return replace(self, **{part: rewrite(getattr(self, part), write) for part in (*PARTS, *OPTIONAL_PARTS)})
 
     def past(self, turns: Sequence[tuple[str, ...]], first: int = 1) -> str:
-        """Formats past turns with the `history` part.
-
-        Args:
-            turns: Past turns with the fields of `PastTurn`.
-            first: Number of the first of these turns in its episode.
-        """
+        """Formats past turns, with the fields of `PastTurn`; `first` is the number of the first one in its episode."""
         numbered = enumerate(turns, start=first)
         return "\n".join(render(self.history, {"turn": n, **PastTurn(*turn)._asdict()}) for n, turn in numbered)
 

@@ -34,11 +34,7 @@ Describe = Callable[[str, Info], str]
 def task_dataset(suite: TaskSuite, split: str, *, prompt: str = PROMPT, seed: int = 0) -> Dataset:
     """Returns a dataset with one row per task of a list: `prompt`, `task_id`, and the `seed` of its episodes.
 
-    Args:
-        suite: The tasks.
-        split: Name of the list.
-        prompt: User message. TRL appends the task and the first observation.
-        seed: Seed from which the rows' seeds are drawn.
+    TRL appends the task and the first observation to the `prompt`. The rows' seeds are drawn from `seed`.
     """
     chance = random.Random(seed)
     message = [{"role": "user", "content": prompt}]
@@ -63,11 +59,6 @@ class SuiteEnvironment:
         invalid_actions: Number of actions that the environment did not accept.
         reward: Sum of the turns' rewards, as in `EPOTrainer`.
         info: Info of the latest step.
-
-    Args:
-        suite: The tasks.
-        settings: Turn limit, rewards and invalid actions.
-        describe: Formats an observation and its info as text.
     """
 
     def __init__(self, suite: TaskSuite, settings: RolloutSettings, describe: Describe) -> None:
@@ -84,12 +75,7 @@ class SuiteEnvironment:
         self.invalid_actions = sum(not turn.is_valid for turn in episode.turns)
 
     def reset(self, task_id: str, seed: int = 0, **_: Any) -> str:
-        """Starts an episode and returns the task and the first observation.
-
-        Args:
-            task_id: Id of a task of the suite.
-            seed: Seed of the start; equal seeds give equal starts.
-        """
+        """Starts an episode and returns the task and the first observation; equal seeds give equal starts."""
         self._episode = RunningEpisode(task_id, seed, self._env, self._settings)
         self._episode.start()
         self._report()

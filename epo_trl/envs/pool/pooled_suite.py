@@ -13,11 +13,7 @@ from epo_trl.envs.pool.worker import PoolSettings, Worker, WorkerLost, WorkerPro
 
 
 class PooledEnv(AsyncTextEnv):
-    """An environment in a worker process. Its calls raise `WorkerLost` if the process died or hung.
-
-    Args:
-        worker: Worker that holds the environment.
-    """
+    """An environment in a worker process. Its calls raise `WorkerLost` if the process died or hung."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._seat = worker, worker.take_seat()
@@ -71,12 +67,8 @@ class PooledSuite(TaskSuite):
     A worker that dies or exceeds a time limit is killed. Its episodes raise `WorkerLost`, and the next reset of any of
     its environments starts another process.
 
-    All that is not defined or set here comes from the wrapped suite, including attributes that `TaskSuite` or its class
-    may get later.
-
-    Args:
-        suite: Suite to wrap. It is pickled and sent to the workers, so its class must be importable there.
-        settings: Settings of the pool.
+    The suite is pickled and sent to the workers, so its class must be importable there. All that is not defined or set
+    here comes from it, including attributes that `TaskSuite` or its class may get later.
     """
 
     def __init__(self, suite: TaskSuite, settings: PoolSettings | None = None) -> None:
@@ -96,8 +88,8 @@ class PooledSuite(TaskSuite):
             return get(name)
         return getattr(get("suite"), name)
 
-    def task_ids(self, split: str) -> Sequence[str]:
-        """Returns the wrapped suite's task ids."""  # TaskSuite requires the method
+    def task_ids(self, split: str) -> Sequence[str]:  # TaskSuite requires the method
+        """Returns the wrapped suite's task ids."""
         return self.suite.task_ids(split)
 
     def make_env(self) -> PooledEnv:

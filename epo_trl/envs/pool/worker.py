@@ -16,10 +16,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from epo_trl.bounds import Count, CountOrZero, Positive, check_bounds
+from epo_trl.bounds import Count, Positive, check_bounds
 from epo_trl.envs.base import EnvError, Faults
 from epo_trl.envs.supervisor import ChildProcess, Seats
 
+RESET_RETRIES = 2  # each in a new process
 START_SECONDS = 120.0  # added for the first request of a process, which imports the suite
 _LIBRARY = Path(__file__).parents[3]
 
@@ -32,13 +33,11 @@ class PoolSettings:
         workers: Number of processes.
         step_seconds: Time limit of a step; a process that exceeds it is killed.
         reset_seconds: Time limit of a reset.
-        reset_retries: Number of retries of a reset, each in a new process, after its process died or was killed.
     """
 
     workers: Count = 1
     step_seconds: Positive = 60.0
     reset_seconds: Positive = 120.0
-    reset_retries: CountOrZero = 2
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -49,15 +48,7 @@ class WorkerLost(EnvError):
 
 
 class WorkerProcess:
-    """One running worker process. Only the thread of its worker asks it.
-
-    Args:
-        suite: The pickled suite.
-        faults: Counter of time-outs.
-
-    Attributes:
-        child: The process.
-    """
+    """One running worker process, which gets the pickled suite. Only the thread of its worker asks it."""
 
     def __init__(self, suite: bytes, faults: Faults) -> None:
         self._pipe, theirs = Pipe()
@@ -102,15 +93,7 @@ class WorkerProcess:
 
 
 class Worker(Seats):
-    """A process with environments. It starts with its first request and restarts after a loss.
-
-    Args:
-        suite: The pickled suite.
-        settings: Time limits and retries.
-
-    Attributes:
-        faults: Failure counts so far.
-    """
+    """A process with environments. It starts with its first request and restarts after a loss."""
 
     def __init__(self, suite: bytes, settings: PoolSettings) -> None:
         super().__init__()
@@ -135,7 +118,7 @@ class Worker(Seats):
 
     def reset(self, seat: int, seed: int | None, options: dict[str, Any] | None) -> tuple[WorkerProcess, Any]:
         """Resets an environment; again in another process if one is lost. Returns the process and its answer."""
-        for _ in range(self._settings.reset_retries):
+        for _ in range(RESET_RETRIES):
             try:
                 return self._reset(seat, seed, options)
             except WorkerLost:

@@ -14,11 +14,7 @@ PART, CRITIC = "part", "critic"  # a parameter group of the critic has group["pa
 
 
 def separate_critic_groups(optimizer: Any, critic: nn.Module, rate: float | None) -> None:
-    """Moves the critic's parameters into their own parameter groups.
-
-    Raises:
-        ValueError: If the optimizer does not hold the critic's parameters, or was configured by DeepSpeed.
-    """
+    """Moves the critic's parameters into their own parameter groups, with a learning rate of their own."""
     if type(optimizer).__name__ == "DummyOptim":  # Accelerate's class, which is only defined with DeepSpeed
         raise InputError(
             "deepspeed: expected a configuration without an optimizer, which would give policy and critic the same "
@@ -41,11 +37,7 @@ def separate_critic_groups(optimizer: Any, critic: nn.Module, rate: float | None
 
 
 def delay_policy(scheduler: Any, steps: int, kind: Any) -> None:
-    """Sets the policy's learning rate to 0 for the first optimizer steps. Later steps are unchanged.
-
-    Raises:
-        ValueError: If the schedule is not a function of the step.
-    """
+    """Sets the policy's learning rate to 0 for the first optimizer steps. Later steps are unchanged."""
     if not steps:
         return
     if not isinstance(scheduler, LambdaLR):

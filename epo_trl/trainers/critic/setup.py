@@ -45,24 +45,12 @@ def _is_sharded(model: Any) -> bool:
 
 
 def make_critic(
-    policy: Any,
-    args: EPOPPOConfig,
-    *,
-    backbone: Any = None,
-    peft_config: Any = None,
-    token_head: bool = False,
+    policy: Any, args: EPOPPOConfig, *, backbone: Any = None, peft_config: Any = None, token_head: bool = False
 ) -> Critic:
     """Builds the critic of the configuration.
 
-    Args:
-        policy: The trainer's model.
-        args: Configuration of the trainer.
-        backbone: The copy returned by `copy_of_policy`.
-        peft_config: Configuration of the policy's adapter, if it is new.
-        token_head: See `Critic`.
-
-    Raises:
-        ValueError: If this kind of critic cannot be built for the policy.
+    `backbone` is the copy of `copy_of_policy`, `peft_config` that of the policy's adapter if it is new; `token_head` is
+    explained in `Critic`.
     """
     base = causal_lm(policy)
     if peft_config is None and is_peft_model(policy):

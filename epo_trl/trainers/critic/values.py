@@ -67,13 +67,7 @@ def final_values(
     """Returns the (B,) values of the final states, 0 where there is none. Collective under ZeRO-3.
 
     Every rank makes one pass per micro-batch of episodes, whether or not any episode was truncated.
-
-    Args:
-        model: A model with a critic.
-        states: Token ids from `final_states`.
-        size: Number of episodes per pass.
-        device: Device of the returned tensor.
-        autocast: Factory of the context manager of a pass.
+    `states` are those of `final_states`, `size` of them in a pass; `autocast` makes the context manager of a pass.
     """
     values = []
     for start in range(0, len(states), size):
@@ -113,13 +107,7 @@ def value_statistics(
 
     Explained variance is `1 - Var(return - value) / Var(return)`: 1 is perfect, 0 no better than a constant. It is
     omitted if the returns have no variance. Turn positions without decision points are omitted too.
-
-    Args:
-        credit: Credit with advantages before whitening.
-        values: (B, T) values at collection.
-        turn_ids: (B, T) turn of each token.
-        max_turns: Maximum number of turns per episode.
-        sum_over_ranks: Sums a tensor over all processes.
+    The credit's advantages are those before whitening; `values` are (B, T) at collection, `turn_ids` (B, T).
     """
     points = credit.value_mask
     assert points is not None and credit.returns is not None
@@ -154,10 +142,7 @@ def value_statistics(
 def whitened(advantages: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns the (B, T) advantages with mean 0 and deviation 1 over the masked tokens of all ranks. Collective.
 
-    Args:
-        advantages: (B, T) advantages.
-        mask: (B, T), 1 on the tokens of the loss; all others become 0.
-        sum_over_ranks: Sums a tensor over all processes.
+    `mask` (B, T) is 1 on the tokens of the loss; all others become 0.
     """
     mean, deviation = masked_moments(advantages, mask, sum_over_ranks)
     return (advantages - mean) / (deviation + 1e-8) * mask

@@ -28,11 +28,7 @@ RL_STEPS = 50  # number of RL steps per run whose episodes are saved, unless con
 class EpisodeSamples:
     """The episodes of the current RL step that will be saved, if any.
 
-    Args:
-        args: Configuration of the trainer.
-        tokenizer: The policy's tokenizer.
-        ranks: Communication with the other processes.
-        group_size: Number of episodes per task. The episodes of a group are adjacent in the list over all ranks.
+    The `group_size` episodes of a group are adjacent in the list over all ranks.
     """
 
     args: EPOConfig

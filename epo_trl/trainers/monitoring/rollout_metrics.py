@@ -26,14 +26,7 @@ def rollout_metrics(
     """Returns the metrics of the episodes. Collective.
 
     Rates per episode or turn leave aborted episodes out; they are NaN if all were aborted.
-
-    Args:
-        episodes: Episodes of this rank, as played.
-        times: Time spent on them, in seconds.
-        faults: Faults of the environments' processes.
-        end_ids: Tokens that end a response.
-        ranks: Communication with the other processes.
-        device: Device on which the sums are reduced.
+    `episodes` are those of this rank as played, `end_ids` the tokens that end a response.
     """
     usable_ones = [episode for episode in episodes if episode.is_usable]
     turns_of_them = [turn for episode in usable_ones for turn in episode.turns]
@@ -73,12 +66,8 @@ def rollout_metrics(
 def group_metrics(episodes: Sequence[Episode], group_size: int, ranks: Comm) -> dict[str, float]:
     """Returns how much the members of a group differ, as GRPO learns only from these differences. Collective.
 
-    Means over the groups with at least two usable members; `{}` if there are none.
-
-    Args:
-        episodes: Episodes of this rank. The episodes of a group are adjacent in the list over all ranks.
-        group_size: Number of episodes per task.
-        ranks: Communication with the other processes.
+    Means over the groups with at least two usable members; `{}` if there are none. The `group_size` episodes of a group
+    are adjacent in the list over all ranks.
     """
     seen = ranks.gather(
         [(e.is_usable, e.won, e.total_reward, tuple(turn.action for turn in e.turns)) for e in episodes]

@@ -55,10 +55,7 @@ def collapse_warning(rl_step: int, watch: Collapse) -> str:
 class RunHealth:
     """Monitors the metrics of a run, and warns once when it explodes or collapses.
 
-    It warns again after `WINDOW` RL steps without the condition. Its state is saved in checkpoints.
-
-    Args:
-        warns: Whether this process issues the warnings.
+    It warns again after `WINDOW` RL steps without the condition. One process `warns`.
     """
 
     def __init__(self, *, warns: bool):

@@ -18,13 +18,9 @@ PATIENCE = 3  # number of consecutive RL steps with equal rewards before a warni
 
 @dataclass
 class Streak:
-    """Counts consecutive RL steps in which a condition holds.
+    """Counts consecutive RL steps in which a condition holds."""
 
-    Args:
-        length: Number of RL steps that make a streak.
-    """
-
-    length: int
+    length: int  # of a streak, in RL steps
     _steps: int = field(default=0, init=False)
 
     def add(self, holds: bool) -> bool:
@@ -110,13 +106,7 @@ class ZeroSignalMonitor:
         self._equal, self._success = bool(equal_within_groups(rewards, self._compared).all()), success
 
     def end_batch(self, num_episodes: Tensor, advantages: Tensor, rl_step: int) -> None:
-        """Adds the results of a batch. Collective.
-
-        Args:
-            num_episodes: Number of episodes with a token in the loss.
-            advantages: (B, T) advantages of this rank.
-            rl_step: Index of the RL step, from 0.
-        """
+        """Adds the number of episodes with a token in the loss, and this rank's (B, T) advantages. Collective."""
         equal = self._equal
         if equal and self._by_turns:  # `equal` is the same on all ranks
             equal = not self.ranks.sum((advantages.abs() > 1e-4).sum().float())
