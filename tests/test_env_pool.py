@@ -31,8 +31,8 @@ def pool(tmp_path):
     """Returns a function that makes a pool of wild games."""
     suites = []
 
-    def make(workers=1, step_seconds=60.0, reset_seconds=60.0, retries=2):
-        suites.append(PooledSuite(WildSuite(tmp_path), PoolSettings(workers, step_seconds, reset_seconds, retries)))
+    def make(workers=1, step_seconds=60.0, reset_seconds=60.0):
+        suites.append(PooledSuite(WildSuite(tmp_path), PoolSettings(workers, step_seconds, reset_seconds)))
         return suites[-1]
 
     yield make
@@ -165,7 +165,7 @@ def test_a_reset_is_tried_again_in_a_new_worker(pool, tmp_path, what):
 
 
 def test_retries_are_bounded(pool, tmp_path):
-    suite = pool(retries=2)
+    suite = pool()
     env, other = suite.make_env(), suite.make_env()
     order(tmp_path, "die", times=100)
     with pytest.raises(WorkerLost, match="died"):
