@@ -292,8 +292,6 @@ class Untyped(Scored):
     ("factory", "says"),
     [
         (Rewardless, "factory: Rewardless has no get_reward"),
-        (Untyped, "'act': expected named arguments with types, got a"),
-        ({"a": WordGame}, "factory: expected a class or a function .*got"),
     ],
 )
 def test_a_factory_that_cannot_work_is_refused(factory, says):

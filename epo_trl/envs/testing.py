@@ -36,21 +36,13 @@ def lists_and_starts(suite: TaskSuite) -> str:
 
 
 class EnvContract:
-    """Tests of a task suite and its environments. Subclass it and implement `make_suite`.
+    """Tests of a task suite and its environments. Subclass it and implement `make_suite`."""
 
-    Attributes:
-        deterministic: `False` if the engine itself is noisy.
-        expert_turns: Number of turns within which the expert wins; `None` if the suite has no expert.
-        expert_tasks: Number of tasks of each list that the expert plays.
-        expert_wins: Minimum success rate of the expert on them.
-        player: Chooses actions where the environment lists none, see `check_text_env`.
-    """
-
-    deterministic: ClassVar[bool] = True
-    expert_turns: ClassVar[int | None] = 50
-    expert_tasks: ClassVar[int] = 10
-    expert_wins: ClassVar[float] = 1.0
-    player: ClassVar[Player | None] = None
+    deterministic: ClassVar[bool] = True  # `False` if the engine itself is noisy
+    expert_turns: ClassVar[int | None] = 50  # within which the expert wins; `None` if the suite has no expert
+    expert_tasks: ClassVar[int] = 10  # tasks of each list that the expert plays
+    expert_wins: ClassVar[float] = 1.0  # minimum success rate of the expert on them
+    player: ClassVar[Player | None] = None  # chooses actions where none are listed, see `check_text_env`
 
     def make_suite(self) -> TaskSuite:
         """Creates the suite. Its class must be importable in another process."""

@@ -77,9 +77,6 @@ class TreasureHunt(TextEnv):
 
     Besides the required fields, `info` has those of ALFWorld: `visited` and `unvisited` (tuples of boxes), `holding`
     and `here` (texts) and `actions_here` (what can be taken or put down now).
-
-    Args:
-        move_limit: Number of steps after which the game truncates the episode.
     """
 
     is_deterministic = True

@@ -24,21 +24,14 @@ class ChatTemplateError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """The text that a chat template puts around messages.
+    """The text that a chat template puts around messages."""
 
-    Args:
-        opening: Text before the first user message.
-        closing: Text after the first user message, up to the start of the assistant's answer.
-        between: Text after an answer, up to the start of the next message. It begins with the end-of-turn token.
-        reply_closing: Same as `closing`, for every later message.
-        ending: Text after the last answer of a conversation. Empty if only the header of the next message, with which
-            `between` begins, ends an answer (GLM-4).
-    """
-
-    opening: str
-    closing: str
-    between: str
-    reply_closing: str
+    opening: str  # before the first user message
+    closing: str  # after the first user message, up to the start of the assistant's answer
+    between: str  # after an answer, up to the start of the next message; begins with the end-of-turn token
+    reply_closing: str  # same as `closing`, for every later message
+    # After the last answer of a conversation; empty if only the header of the next message, with which `between`
+    # begins, ends an answer (GLM-4).
     ending: str
 
     @classmethod

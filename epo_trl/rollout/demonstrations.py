@@ -24,18 +24,11 @@ ANSWER = f"<think> {{thought}} </think> {ACTION}"
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One turn of an expert, as token ids.
+    """One turn of an expert, as token ids."""
 
-    Args:
-        prompt_ids: Prompt token ids: the whole prompt in windowed context, the part that this turn appends to the
-            episode in concatenated context.
-        response_ids: Token ids of the answer, including the end-of-turn token.
-        is_learned: Whether the answer is a label. An injected mistake is context only.
-    """
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-    is_learned: bool = True
+    prompt_ids: list[int]  # the whole prompt in windowed context, what the turn appends in concatenated context
+    response_ids: list[int]  # the answer, including the end-of-turn token
+    is_learned: bool = True  # whether the answer is a label; an injected mistake is context only
 
     @property
     def input_ids(self) -> list[int]:

@@ -18,19 +18,12 @@ class EngineError(EpoTrlError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A sampled response.
+    """A sampled response."""
 
-    Args:
-        number: Number of the request.
-        ids: Token ids, up to and including the token that ends the response.
-        logprobs: Their log-probabilities in nats, if the engine returns them.
-        error: Reason why there is no response; the episode is aborted.
-    """
-
-    number: int
-    ids: list[int]
-    logprobs: list[float] | None = None
-    error: str = ""
+    number: int  # of the request
+    ids: list[int]  # up to and including the token that ends the response
+    logprobs: list[float] | None = None  # in nats, if the engine returns them
+    error: str = ""  # reason why there is no response; the episode is aborted
 
 
 class Engine(ABC):

@@ -49,32 +49,18 @@ class TemplateError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """The wording of the prompts of one environment.
+    """The wording of the prompts of one environment."""
 
-    Args:
-        name: Name or folder of the template, for messages.
-        first: Prompt of the first turn.
-        next: Prompt of every later turn in windowed context.
-        history: Template of one past turn inside `{history}`.
-        followup: Message of every later turn in concatenated context, which already holds the history.
-        example: Template of one example episode inside `{examples}`, if the prompt has that placeholder.
-    """
-
-    name: str
-    first: str
-    next: str
-    history: str
-    followup: str
-    example: str = ""
+    name: str  # or the folder, for messages
+    first: str  # prompt of the first turn
+    next: str  # prompt of every later turn in windowed context
+    history: str  # one past turn inside `{history}`
+    followup: str  # message of every later turn in concatenated context, which already holds the history
+    example: str = ""  # one example episode inside `{examples}`, if the prompt has that placeholder
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> PromptTemplate:
-        """Loads the template of that name (a folder in `epo_trl/templates`) or, for any other text, from that folder.
-
-        Raises:
-            TemplateError: If the folder or one of its files is missing, a text has unbalanced braces, or `first` or
-                `next` does not contain `{task}`.
-        """
+        """Loads the template of that name (in `epo_trl/templates`) or, for any other text, from that folder."""
         shipped = {path.name: path for path in TEMPLATES.iterdir() if path.is_dir()}
         folder = shipped.get(str(name_or_path), Path(os.path.expanduser(name_or_path)))
         if not folder.is_dir():

@@ -23,9 +23,7 @@ _REASONING = ("reasoning_content", "thinking")  # names of the reasoning in resp
 class ToolCalls:
     """One tool call is the action of a response; the environment gets it as JSON, `{"name": ..., "arguments": ...}`.
 
-    Args:
-        tokenizer: Tokenizer whose chat template supports tools.
-        tools: Functions with type hints and docstrings, the format of transformers' chat templates.
+    Tools are functions with type hints and docstrings, the format of transformers' chat templates.
     """
 
     reply_role: ClassVar[str] = "tool"

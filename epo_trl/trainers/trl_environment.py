@@ -50,16 +50,7 @@ def describe(observation: str, info: Info) -> str:
 
 
 class SuiteEnvironment:
-    """One environment in TRL's format: `act` is its only tool. Reward functions may read its attributes.
-
-    Attributes:
-        won: Whether the task is solved.
-        done: Whether the episode is over.
-        turns: Number of actions taken.
-        invalid_actions: Number of actions that the environment did not accept.
-        reward: Sum of the turns' rewards, as in `EPOTrainer`.
-        info: Info of the latest step.
-    """
+    """One environment in TRL's format: `act` is its only tool. Reward functions may read its public attributes."""
 
     def __init__(self, suite: TaskSuite, settings: RolloutSettings, describe: Describe) -> None:
         self._env, self._settings, self._describe = suite.make_env(), settings, describe
@@ -109,12 +100,8 @@ def as_environment_factory(
     """Returns an `environment_factory` for TRL's trainers that plays a suite on the rows of `task_dataset`.
 
     TRL shows the model one growing conversation. It ends the episode when the model calls no tool, or when
-    `max_completion_length`, which covers the whole episode there, is used up.
-
-    Args:
-        suite: The tasks.
-        settings: Turn limit, rewards and invalid actions, as in the trainer's rollout.
-        describe: Formats an observation and its info as text; by default with the admissible actions.
+    `max_completion_length`, which covers the whole episode there, is used up. `describe` formats an observation and its
+    info as text; by default with the admissible actions.
     """
     rules = settings or RolloutSettings()
     return lambda: SuiteEnvironment(suite, rules, describe)

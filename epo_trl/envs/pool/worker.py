@@ -27,13 +27,7 @@ _LIBRARY = Path(__file__).parents[3]
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Distribution of environments over processes.
-
-    Args:
-        workers: Number of processes.
-        step_seconds: Time limit of a step; a process that exceeds it is killed.
-        reset_seconds: Time limit of a reset.
-    """
+    """Distribution of environments over processes. One that exceeds a time limit is killed."""
 
     workers: Count = 1
     step_seconds: Positive = 60.0

@@ -38,11 +38,7 @@ def list_tools(world: Any) -> tuple[str, ...]:
 
 
 class ToolEnv(TextEnv):
-    """Plays the tasks of a `ToolSuite` with one object of its factory. `info["tools"]` describes the tools.
-
-    Args:
-        suite: Suite with the rows, the rewards and the success rule.
-    """
+    """Plays the tasks of a `ToolSuite` with one object of its factory. `info["tools"]` describes the tools."""
 
     def __init__(self, suite: ToolSuite) -> None:
         self.suite, self.world = suite, suite.factory()
@@ -138,15 +134,7 @@ def awaited(result: Any) -> Any:
 
 
 def to_text(content: Any, empty: str) -> str:
-    """Converts a tool's or a message's content to text, joining the texts of content blocks; never blank.
-
-    Args:
-        content: Content of any type.
-        empty: Text that replaces empty content.
-
-    Raises:
-        EnvError: If a content block is not text.
-    """
+    """Converts a tool's or a message's content to text, joining the texts of content blocks; `empty` if it is blank."""
     if isinstance(content, list) and content and all(isinstance(block, dict) and "type" in block for block in content):
         other = [block["type"] for block in content if block["type"] != "text"]
         if other:

@@ -65,8 +65,6 @@ class ToolSuite(TaskSuite):
         expert: Callable[[int], Expert] | None = None,
         name: str = "",
     ) -> None:
-        if not callable(factory):
-            raise EnvError(f"factory: expected a class or a function that returns an environment, got {factory!r:.100}")
         lists = {"train": [{}] * OWN_TASKS if rows is None else rows, "iid": iid_rows, "ood": ood_rows}
         self.rows: dict[str, Rows] = {split: list(given) for split, given in lists.items() if given is not None}
         self.splits = tuple(self.rows)
@@ -130,11 +128,7 @@ class ToolSuite(TaskSuite):
         return ToolEnv(self)
 
     def make_expert(self, seed: int = 0) -> Expert:
-        """Creates the player for demonstrations.
-
-        Raises:
-            EnvError: If none was given.
-        """
+        """Creates the player for demonstrations, or raises `EnvError` if none was given."""
         if self._expert is None:
             raise EnvError(
                 f"demonstrator: expected 'module:Class' (in Python: expert), got none: {self.name!r} has no expert"
@@ -164,11 +158,7 @@ class ToolsArguments:
     demonstrator: str = option("", "Expert as 'module:Class', for a warm start and `tiny`; created with a seed.")
 
     def make_suite(self) -> ToolSuite:
-        """Creates the task suite.
-
-        Raises:
-            EnvError: If a named object is missing or has the wrong type.
-        """
+        """Creates the task suite."""
         return ToolSuite(
             named_object("factory", self.factory, "'module:Class' of an environment"),
             _rows("rows", self.rows),

@@ -25,11 +25,7 @@ def tool_call(name: str, **arguments: Any) -> str:
 
 
 def read_call(action: str) -> tuple[str, dict[str, Any]]:
-    """Parses the name and arguments of a call in JSON; white space around names is ignored.
-
-    Raises:
-        Refusal: If the action is not a tool call.
-    """
+    """Parses the name and arguments of a call in JSON; white space around names is ignored."""
     try:
         call = json.loads(action)
     except (ValueError, RecursionError):
@@ -45,19 +41,12 @@ def read_call(action: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool.
-
-    Args:
-        name: Name of the tool.
-        text: Signature and docstring, for prompts.
-        parameters: Type adapter of each argument.
-        required: Arguments without a default.
-    """
+    """A tool."""
 
     name: str
-    text: str
+    text: str  # signature and docstring, for prompts
     parameters: Mapping[str, TypeAdapter[Any]]
-    required: tuple[str, ...]
+    required: tuple[str, ...]  # arguments without a default
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Tool:
@@ -84,11 +73,7 @@ class Tool:
         return cls(name, f"{name}{signature}\n{doc}", parameters, required)
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Validates the arguments and converts them to the tool's types.
-
-        Raises:
-            Refusal: If one is unknown, missing or of another type.
-        """
+        """Validates the arguments and converts them to the tool's types; raises `Refusal`."""
         for name in self.required:
             if name not in arguments:
                 raise Refusal(f"{self.name} lacks the argument {name!r}")
