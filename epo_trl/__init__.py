@@ -5,18 +5,14 @@ Heavy modules load on first use: ``import epo_trl`` is instant and needs neither
 
 import epo_trl.threads  # noqa: F401 - before torch, if that is not loaded yet
 
-from typing import TYPE_CHECKING
-
-from epo_trl.lazy import load_on_use
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig, imitate
-    from epo_trl.trainers.config import EPOConfig
-    from epo_trl.trainers.epo_trainer import EPOTrainer
-    from epo_trl.trainers.ppo_config import EPOPPOConfig
-    from epo_trl.trainers.ppo_trainer import EPOPPOTrainer
+    from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 
 __all__ = [
     "DemonstrationArguments",
@@ -29,13 +25,8 @@ __all__ = [
     "imitate",
 ]
 
-__getattr__ = load_on_use(
-    __name__,
-    {
-        "epo_trl.cli.imitation": ["DemonstrationArguments", "ImitationConfig", "imitate"],
-        "epo_trl.trainers.config": ["EPOConfig"],
-        "epo_trl.trainers.epo_trainer": ["EPOTrainer"],
-        "epo_trl.trainers.ppo_config": ["EPOPPOConfig"],
-        "epo_trl.trainers.ppo_trainer": ["EPOPPOTrainer"],
-    },
-)
+
+def __getattr__(name: str) -> Any:  # PEP 562: so that a command rejects invalid input before it loads torch
+    if name in __all__:
+        return getattr(import_module("epo_trl.trainers" if name.startswith("EPO") else "epo_trl.cli.imitation"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

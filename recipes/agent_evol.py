@@ -50,7 +50,7 @@ from epo_trl.evaluation.play import play_chunks, protocol_settings, split_chunks
 from epo_trl.evaluation.report import report_file
 from epo_trl.models import policy_for_training
 from epo_trl.models.load import config_of, end_ids_of, sequence_limit, tokenizer_of
-from epo_trl.models.names import tiny_size
+from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import Demonstration
 from epo_trl.rollout.few_shot import FewShot

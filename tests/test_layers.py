@@ -17,7 +17,7 @@ LAYERS = {
     "games": {"types", "envs"},
     "rollout": {"types", "envs"},
     "evaluation": {"types", "envs", "rollout", "runs"},
-    "models": {"types", "envs", "rollout", "runs", "devices", "lazy"},
+    "models": {"types", "envs", "rollout", "runs", "devices"},
     "methods": {"types", "objectives"},
     "runs": {"types", "devices"},
     "watch": {"types", "evaluation", "runs"},
@@ -28,7 +28,6 @@ LAYERS = {
     },
     "threads": set(),
     "devices": set(),
-    "lazy": set(),
     "yaml_files": set(),
 }  # fmt: skip
 LAYERS = {part: others | {"errors", "bounds"} for part, others in LAYERS.items()}
@@ -50,7 +49,6 @@ FORBIDDEN = {
     "watch": HEAVY | GAMES,
     "threads": HEAVY | GAMES,
     "devices": (HEAVY - {"torch"}) | GAMES,
-    "lazy": HEAVY | GAMES,
     "yaml_files": HEAVY | GAMES,
 }
 

@@ -16,7 +16,6 @@ from transformers import GenerationConfig, MambaForCausalLM, PreTrainedModel, Tr
 from transformers.models.mixtral import modeling_mixtral
 
 from epo_trl.models import build_model, build_tokenizer
-from epo_trl.models.load import get_attention
 
 
 def expect(name: str, expected: object, get: Callable[[], Any]) -> None:
@@ -41,7 +40,7 @@ def test_a_model_says_which_attention_it_has():
     model = build_model(build_tokenizer(["go to drawer 3"]), hidden_size=32, heads=2)
     for attention in ("sdpa", "eager"):
         model.set_attn_implementation(attention)
-        expect("_attn_implementation", attention, lambda: get_attention(model))
+        expect("_attn_implementation", attention, lambda: model.config._attn_implementation)
 
 
 def test_a_model_can_leave_weights_out_when_it_is_saved(tmp_path):

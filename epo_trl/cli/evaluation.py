@@ -36,8 +36,7 @@ from epo_trl.evaluation.play import (
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
-from epo_trl.models.load import config_of, sequence_limit
-from epo_trl.models.names import check_model_name
+from epo_trl.models.load import check_model_name, config_of, sequence_limit
 from epo_trl.models.vllm_policy import load_vllm_policy
 from epo_trl.rollout import ContextBuilder, Engine, PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments

@@ -23,7 +23,6 @@ from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
 
 from epo_trl.models.families import fitted
-from epo_trl.models.load import get_attention
 
 
 @dataclass
@@ -172,7 +171,7 @@ def copied_backbone(policy: Any) -> Any:
 
 def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:
     """Loads a transformer by Hub id or local path, by default with the policy's precision and attention."""
-    own = {"dtype": policy.dtype, "attn_implementation": get_attention(policy)}
+    own = {"dtype": policy.dtype, "attn_implementation": policy.config._attn_implementation}
     return AutoModel.from_pretrained(path, **own | kwargs)
 
 

@@ -24,11 +24,13 @@ from epo_trl.models.adapters import Adapter, keep_base, save_whole
 from epo_trl.models.corpus import corpus
 from epo_trl.models.families import load_model
 from epo_trl.models.generate import end_ids
-from epo_trl.models.names import COPIES, DEFAULT_SIZE, TOKENIZER, check_model_name, tiny_size
-from epo_trl.models.tiny import build_model, build_tokenizer
-from epo_trl.runs.checkpoint_files import checkpoints
+from epo_trl.models.tiny import COPIES, DEFAULT_SIZE, build_model, build_tokenizer, tiny_size
+from epo_trl.runs.checkpoint_files import checkpoints, last_checkpoint
 from epo_trl.runs.run_lock import place_lock
 from epo_trl.runs.run_settings import uses_zero3
+
+CONFIGS = ("config.json", "adapter_config.json")  # of a model, of an adapter
+TOKENIZER = "tokenizer_config.json"
 
 
 class InitKwargs(dict[str, Any]):
@@ -85,6 +87,26 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         "peft_config": _peft_config(model_args, model, **trust),
         "quantization_config": quantization,
     }
+
+
+def check_model_name(name: str | None, field: str = "model_name_or_path") -> None:
+    """Raises `InputError` if a name is a path but not the folder of a model; a Hub id is left to transformers.
+
+    Args:
+        name: Folder, Hub id, `"tiny"` or `"tiny:WIDTHxLAYERS"`.
+        field: Name of the option, for the message.
+    """
+    if not name:
+        raise InputError(f"{field}: expected a Hub id, a local path or 'tiny', got nothing")
+    if tiny_size(name):
+        return
+    if Path(name).is_dir():
+        if not any((Path(name) / file).is_file() for file in (*CONFIGS, TOKENIZER)):
+            saved = last_checkpoint(name)
+            hint = f"; its last checkpoint is {saved}" if saved else ""
+            raise InputError(f"{field}: got {name!r}, which cannot be read: it has no {' or '.join(CONFIGS)}{hint}")
+    elif name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1:
+        raise InputError(f"{field}: got {name!r}, which cannot be read: there is no such folder")
 
 
 def check_output_dir(output_dir: str, *models: str | None) -> None:
@@ -265,11 +287,6 @@ def _load_own_tokenizer(name: str, adapter: Adapter | None, model_args: ModelCon
 def sequence_limit(config: Any) -> int | None:
     """Returns the maximum sequence length of a model configuration in tokens; `None` for no limit."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
-def get_attention(model: PreTrainedModel) -> str:
-    """Returns a model's attention implementation, such as "sdpa" or "flash_attention_2"."""
-    return model.config._attn_implementation
 
 
 def tokenizer_of(model_args: ModelConfig, trust_remote_code: bool = False) -> Any:
