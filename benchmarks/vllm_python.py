@@ -24,7 +24,7 @@ from trl.generation.vllm_generation import extract_logprobs
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
-from epo_trl.models.vllm_requests import VllmRequests, request_params
+from epo_trl.models.vllm import VllmRequests, request_params
 from epo_trl.rollout import Response
 
 BEFORE, NOW, WITHOUT = "SamplingParams as TRL makes them", "request_params", "request_params, no log-probabilities"

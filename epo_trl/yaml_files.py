@@ -40,15 +40,7 @@ def to_yaml(content: Mapping[str, Any]) -> str:
 
 
 def read_yaml(path: Path, option: str) -> dict[str, Any]:
-    """Loads a YAML file of `name: value` pairs.
-
-    Args:
-        path: Path of the file.
-        option: Option that names the file, for the message.
-
-    Raises:
-        InputError: If the file is missing or malformed.
-    """
+    """Loads a YAML file of `name: value` pairs; `InputError`, which names the option, if it is missing or malformed."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
     except (OSError, ValueError, yaml.YAMLError) as error:

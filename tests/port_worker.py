@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from trl.trainer.utils import ensure_master_addr_port
 
-from epo_trl.models.vllm_requests import own_port
+from epo_trl.models.vllm import own_port
 
 
 def main(folder: str, number: str) -> None:

@@ -26,7 +26,7 @@ from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.envs.trap import TrapSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
-from epo_trl.models.vllm_policy import VllmPolicy, load_vllm_policy
+from epo_trl.models.vllm import VllmPolicy, load_vllm_policy
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.runs.guards import TooManyAborted
@@ -538,10 +538,10 @@ def random_vllm(on_call):
         def answer(self, ids, params):
             return RandomPolicy(on_call, params["seed"])([ids])[0][0]
 
-    return VllmPolicy(Random(), dict, [TOKENIZER.eos_token_id], max_new_tokens=20)
+    return VllmPolicy(Random(), [TOKENIZER.eos_token_id], max_new_tokens=20, temperature=1.0)
 
 
-def test_with_vllm_whole_lists_are_played_and_a_killed_evaluation_goes_on_to_the_same_report(play, tmp_path):
+def test_with_vllm_whole_lists_are_played_and_a_killed_evaluation_goes_on_to_the_same_report(vllm, play, tmp_path):
     """Two lists of eight tasks in parts of four, two turns each: 32 responses."""
     counted = []
     whole = play(tmp_path / "whole.json", make=random_vllm, on_call=lambda: counted.append(1))

@@ -9,7 +9,7 @@ import forked
 import pytest
 from trainer_kit import make_trainer
 
-from epo_trl.models.vllm_requests import own_port
+from epo_trl.models.vllm import own_port
 
 
 @pytest.mark.parametrize(("mode", "says"), [("colocate", True), ("server", False)])

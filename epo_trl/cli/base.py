@@ -68,10 +68,7 @@ def fail(error: Exception | str, begin: str = "epo-trl: error") -> int:
 def run_program(begin: str, body: Callable[[], object], options: Sequence[str]) -> int:
     """Calls a program and returns its exit code. An error for the user is printed as one line; others are raised.
 
-    Args:
-        begin: Begin of the line.
-        body: The program; returns its exit code, or nothing.
-        options: Command line. `--traceback` raises every error.
+    `--traceback` among the options raises every error.
     """
     try:
         return int(body() or 0)  # type: ignore[call-overload]

@@ -37,7 +37,7 @@ from epo_trl.evaluation.samples import print_episodes
 from epo_trl.models import load_policy
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import check_model_name, config_of, sequence_limit
-from epo_trl.models.vllm_policy import load_vllm_policy
+from epo_trl.models.vllm import load_vllm_policy
 from epo_trl.rollout import ContextBuilder, Engine, PromptTemplate
 from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.rollout.spec import ProtocolArguments, ResponseArguments

@@ -55,11 +55,10 @@ class DemonstrationArguments(PromptArguments, EpisodeArguments):
 def demonstrations(
     suite: TaskSuite, tokenizer: Any, args: DemonstrationArguments, seed: int, end_ids: Sequence[int] = ()
 ) -> Dataset:
-    """Plays the expert and returns its successes, or with `keep_lost` all finished episodes, as training examples.
+    """Plays the expert and returns its successes, or with `keep_lost` all finished episodes, as `training_examples`.
 
-    A row is a turn (windowed context) or an episode (concatenated context). It has `input_ids`, and `labels` that are
-    -100 except on the responses. `seed` is that of the expert and of the prompt tokens that become labels; `end_ids`
-    end a response of the policy, by default the tokenizer's end of sequence.
+    `seed` is that of the expert and of the prompt tokens that become labels; `end_ids` end a response of the policy, by
+    default the tokenizer's end of sequence.
 
     Raises:
         InputError: If there is no demonstration.
@@ -69,16 +68,8 @@ def demonstrations(
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes if ids else 0)]
     with progress_bar(len(tasks), "expert episodes") as bar:
-        episodes = expert_episodes(
-            suite,
-            tasks,
-            context,
-            max_turns=args.max_turns,
-            mistake_rate=args.mistake_rate,
-            keep_lost=args.keep_lost,
-            thoughts=args.thoughts,
-            on_episode=lambda won: bar.update(),
-        )
+        rules = {name: getattr(args, name) for name in ("max_turns", "mistake_rate", "keep_lost", "thoughts")}
+        episodes = expert_episodes(suite, tasks, context, **rules, on_episode=lambda won: bar.update())
         shown = [turns for turns in episodes if turns]
     if not shown:
         raise InputError(
@@ -91,7 +82,10 @@ def demonstrations(
 def training_examples(
     episodes: Iterable[Sequence[Demonstration]], context: str, prompt_label_rate: float = 0.0, seed: int = 0
 ) -> Dataset:
-    """Converts episodes to rows of `input_ids` and `labels`: one per turn (windowed) or per episode (concatenated)."""
+    """Converts episodes to rows of `input_ids` and `labels`: one per turn (windowed) or per episode (concatenated).
+
+    A label is -100 except on responses, and on a share of the prompt tokens.
+    """
     rng = random.Random(seed)
     rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
     for turns in episodes:

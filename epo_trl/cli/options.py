@@ -48,16 +48,9 @@ class AlgorithmArguments:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command line and its YAML file.
+    """A command line, and the content of its YAML file, if any.
 
-    Args:
-        options: Options for the parser of the program.
-        config: Path of the YAML file, if any.
-        values: Content of the YAML file.
-        environment: Name of the environment; `None` for `--help` without one.
-        algorithm: Name of the algorithm.
-        check_only: Whether the program ends after checking the options.
-        program: Name of the program in its help and errors.
+    `environment` is `None` for `--help` without one. With `check_only` the program ends after checking the options.
     """
 
     options: Sequence[str]
@@ -76,13 +69,9 @@ class ConfigIsValid(Exception):  # noqa: N818 - not an error: it ends a program 
 def read_command_line(
     argv: Sequence[str], *, check_only: bool = False, program: str = "epo-trl", fixed: Mapping[str, str] = NOTHING
 ) -> CommandLine:
-    """Reads a command line and the YAML file after `--config`.
+    """Reads a command line, without the program, and the YAML file after `--config`.
 
-    Args:
-        argv: Command line without the program.
-        check_only: See `CommandLine`.
-        program: See `CommandLine`.
-        fixed: Environment and algorithm of a recipe for one of each, which the config may omit.
+    `fixed` are the environment and algorithm of a recipe for one of each, which the config may omit.
 
     Raises:
         EnvError: If there is no environment.

@@ -69,10 +69,10 @@ def run_recipe(
     `--check FILE ...` only checks these configs, and `--check` after other options only checks these.
 
     Args:
-        command: Command whose configs the recipe reads.
+        command: Command whose configs the recipe reads, and by default its `main`.
         program: Name in messages.
         argv: Command line without the program.
-        main: Function that parses the options and runs the recipe; by default that of the command.
+        main: Function that parses the options and runs the recipe.
         fixed: See `read_command_line`.
     """
     if not argv and list_configs(command):

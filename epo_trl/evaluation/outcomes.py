@@ -24,12 +24,7 @@ SOLVED, TRAPPED = 0.8, 0.5  # solved above, trapped below
 
 @dataclass
 class RollingSeries:
-    """The first and the latest values of one metric.
-
-    Args:
-        first: The first values, up to `START_STEPS`.
-        latest: The last values, up to `WINDOW`.
-    """
+    """The first `START_STEPS` and the latest `WINDOW` values of one metric."""
 
     first: list[float] = field(default_factory=list)
     latest: list[float] = field(default_factory=list)
@@ -58,12 +53,7 @@ class RollingSeries:
 
 @dataclass
 class Explosion:
-    """Detects an explosion: the policy acts at random.
-
-    Args:
-        entropy: Mean entropy over all tokens, in nats.
-        invalid: Share of invalid turns.
-    """
+    """Detects an explosion, a policy that acts at random, by mean entropy over all tokens and invalid turns."""
 
     entropy: RollingSeries = field(default_factory=RollingSeries)
     invalid: RollingSeries = field(default_factory=RollingSeries)

@@ -39,13 +39,9 @@ class PairedOutcomes:
 def read_reports(
     path: str, suite: str, lists: Mapping[str, Sequence[str]], games: Mapping[str, Any]
 ) -> dict[str, EvalReport]:
-    """Reads the reports of `epo-trl evaluate --output` by the name of their list.
+    """Reads the reports of `epo-trl evaluate --output` by the name of their list, on the tasks of `lists`.
 
-    Args:
-        path: Path of the file.
-        suite: Name of the suite.
-        lists: Task ids by the name of their list.
-        games: Settings that decide which game an id names: `environment`, and `contents` of each list.
+    `games` holds the settings that decide which game an id names: `environment`, and `contents` of each list.
 
     Raises:
         InputError: If the file is missing or no evaluation, or its games are others.
@@ -74,10 +70,7 @@ def read_reports(
 def compare(reports: list[EvalReport], others: dict[str, EvalReport], name: str) -> str:
     """Returns a line for each list: wins by game, McNemar's p-value, and the protocols if they differ.
 
-    Args:
-        reports: Reports of this evaluation.
-        others: Reports of another policy, by the name of their list.
-        name: Name of the others, whose games are the same.
+    `others` are the reports of another policy on the same games, by the name of their list.
     """
     lines = []
     for report in reports:

@@ -34,18 +34,10 @@ def protocol_context(
     shots: FewShot | None = None,
     max_context_tokens: int | None = None,
 ) -> ContextBuilder:
-    """Creates the builder of the prompts of a protocol.
-
-    Args:
-        protocol: The rules.
-        options: Template, lengths and action format.
-        suite: The tasks.
-        tokenizer: Tokenizer of the policy.
-        shots: Example episodes before the first prompt.
-        max_context_tokens: Maximum sequence length of the policy, in tokens; `None` for no limit.
+    """Creates the builder of the prompts of a protocol; `max_context_tokens` is the policy's maximum sequence length.
 
     Raises:
-        ValueError: If the protocol prescribes another prompt template.
+        InputError: If the protocol prescribes another prompt template.
     """
     template = options.template_for(suite)
     if protocol.prompt_template not in ("", template):
@@ -119,15 +111,15 @@ def play_chunks(
 ) -> Iterator[tuple[list[Episode], float]]:
     """Yields the episodes of each chunk, in order, with the wall time in seconds since the chunk before.
 
-    An engine without a barrier plays all chunks at once: an environment whose episode has ended plays the next task.
+    At most as many episodes as the longest chunk has are played in parallel. An engine without a barrier plays all
+    chunks at once: an environment whose episode has ended plays the next task.
 
     Args:
         suite: Task suite.
-        chunks: Lists of task ids; at most as many episodes as the longest has are played in parallel.
-        policy_for: Called with the number of each chunk; returns the policy for it. The engine of the first one plays
-            all, if it has no barrier.
-        context: See `protocol_context`.
-        settings: See `protocol_settings`.
+        chunks: Lists of task ids.
+        policy_for: Function from the number of a chunk to its policy. The first one plays all, if it has no barrier.
+        context: Builder of the prompts.
+        settings: Rules of the rollout.
         seed: Seed passed to every `reset`.
         on_finished: Called with the number of episodes that have ended since the last call.
     """

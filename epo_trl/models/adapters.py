@@ -30,13 +30,9 @@ _CHECKPOINT = re.compile(r"last-checkpoint|checkpoint-\d+")
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter on the disk or the Hub.
+    """An adapter and its base, each by folder or Hub id, and the contents of its `adapter_config.json`.
 
-    Args:
-        name: Folder or Hub id of the adapter.
-        base: Folder or Hub id of its base model.
-        settings: Contents of its `adapter_config.json`.
-        revision: Revision of the adapter on the Hub; the base model has a separate one.
+    `revision` is the adapter's; the base has another.
     """
 
     name: str
@@ -91,12 +87,7 @@ class Adapter:
         return both
 
     def load_base(self, load: Callable[..., Any] = load_model, **kwargs: Any) -> Any:
-        """Loads the base, without the adapter.
-
-        Args:
-            load: Function that loads a model by name.
-            **kwargs: Arguments of that function.
-        """
+        """Loads the base, without the adapter, by a function of its name, with further arguments of that."""
         return load(self.base, revision=self.base_revision, **kwargs)
 
     def merged(self, **kwargs: Any) -> Any:
@@ -111,7 +102,7 @@ class Adapter:
 
 
 def is_adapted(layer: Any) -> bool:
-    """Returns whether an adapter adds to the output of a layer, and would change its weights when merged."""
+    """Returns whether merging an adapter would change a layer."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return isinstance(layer, BaseTunerLayer)
@@ -166,13 +157,7 @@ def _untie(model: Any) -> None:
 def keep_base(args: Any, model: Any, tokenizer: Any, source: str) -> str:
     """Saves a model made in memory in the run's folder `base`, in the main process; returns that folder. Collective.
 
-    A run that has a checkpoint or is finished keeps its original base.
-
-    Args:
-        args: Training arguments of the run.
-        model: The model.
-        tokenizer: Tokenizer to save with it.
-        source: Name that the model was made from.
+    A run that has a checkpoint or is finished keeps its original base. `source` is what the model was made from.
 
     Raises:
         InputError: On every rank, if the folder is of a run with another model, or of none.

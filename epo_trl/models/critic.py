@@ -46,13 +46,8 @@ class Critic(nn.Module):
     """Estimates the value of a token sequence as a state of an episode, in units of reward.
 
     The head is initialised with zeros: every value starts at 0 and does not depend on a random seed. The head computes
-    in float32 or the precision of its weights, whichever is higher, outside autocast.
-
-    Args:
-        hidden_size: Width of the hidden states.
-        backbone: A transformer without LM head, or `None` to use the policy's hidden states.
-        dtype: Data type of the head.
-        token_head: Whether there is a second head, for the values inside a turn.
+    in float32 or the precision of its weights, whichever is higher, outside autocast. Without a backbone, a transformer
+    without LM head, it reads the policy's hidden states. `token_head` adds a head for the values inside a turn.
     """
 
     def __init__(
@@ -71,9 +66,8 @@ class Critic(nn.Module):
     def forward(self, hidden: Tensor | None, input_ids: Tensor) -> Tensor:
         """Returns (N, L) values of the states after each token, or (N, L, 2) of both heads.
 
-        Args:
-            hidden: Hidden states of the policy, (N, L, hidden_size), used if there is no backbone.
-            input_ids: Token ids, (N, L), right-padded. No attention mask is needed: no token attends to its right.
+        `hidden` are the policy's hidden states, (N, L, hidden_size), and `input_ids` (N, L), padded on the right: no
+        attention mask is needed.
         """
         if self.backbone is not None:
             hidden = self.backbone(input_ids=input_ids, use_cache=False).last_hidden_state

@@ -26,27 +26,16 @@ _EXPERTS, _OTHER_NAMES = "num_experts", ("num_local_experts", "n_routed_experts"
 
 
 def load_model(name: str, **kwargs: Any) -> Any:
-    """Loads a checkpoint as its own class, as TRL does. Every part of this package that reads weights calls it.
-
-    Args:
-        name: Folder or Hub id.
-        **kwargs: Arguments of `from_pretrained`.
-    """
+    """Loads a checkpoint as its own class, as TRL does, with arguments of `from_pretrained`."""
     return create_model_from_path(name, **{"device_map": None, **kwargs})
 
 
-def reads_more_than_text(config: Any) -> bool:
-    """Returns whether a configuration is of a family that also reads images or sound."""
-    return config.get_text_config() is not config
-
-
 def unread_by_text(model: Any) -> list[nn.Parameter]:
-    """Returns the parameters of a model that a text-only input never reaches, such as a vision tower.
+    """Returns the parameters that a text-only input never reaches, such as a vision tower.
 
-    Args:
-        model: A model, or a transformer without LM head; without PEFT's wrapper.
+    The model may have no LM head, and has no wrapper of PEFT.
     """
-    if not reads_more_than_text(model.config):
+    if model.config.get_text_config() is model.config:  # its family reads nothing but text
         return []
     decoder = model.get_decoder()
     # Llama 3.2 Vision skips these layers where there is no image.
@@ -59,14 +48,7 @@ def unread_by_text(model: Any) -> list[nn.Parameter]:
 
 
 def freeze_unread(model: Any, *, quiet: bool = False) -> None:
-    """Freezes what text never reaches, also in an adapter, and says so.
-
-    It would take optimizer state, and DDP waits for its gradients.
-
-    Args:
-        model: A model as for `unread_by_text`.
-        quiet: Whether to say nothing.
-    """
+    """Freezes what text never reaches, also in an adapter: it would take optimizer state, and DDP waits for it."""
     unread = [weight for weight in unread_by_text(model) if weight.requires_grad]
     for weight in unread:
         weight.requires_grad_(False)
@@ -95,15 +77,10 @@ def _unread_modules(model: Any) -> list[str]:
 
 
 def without_weights(name: str, **kwargs: Any) -> Any:
-    """Builds the model of a checkpoint without its weights, or returns `None` for a family that only reads text.
-
-    Args:
-        name: Folder or Hub id.
-        **kwargs: Arguments of `AutoConfig.from_pretrained`.
-    """
+    """Builds the model of a checkpoint without its weights, or returns `None` for a family that only reads text."""
     config = AutoConfig.from_pretrained(name, **kwargs)
     kind = getattr(transformers, (config.architectures or [""])[0], None)
-    if kind is None or not reads_more_than_text(config):
+    if kind is None or config.get_text_config() is config:
         return None
     with torch.device("meta"):
         return kind(config)
@@ -112,14 +89,9 @@ def without_weights(name: str, **kwargs: Any) -> Any:
 def fitted(peft_config: Any, model: Any, *, dropout: bool, **kwargs: Any) -> Any:
     """Returns the configuration of a new adapter without what it must not have in this run.
 
-    That is layers that text never reaches, unless the configuration excludes modules itself, and perhaps dropout, which
-    PEFT refuses on the packed experts of a mixture.
-
-    Args:
-        peft_config: Configuration of the adapter.
-        model: The model, or its name.
-        dropout: Whether the adapter keeps its dropout.
-        **kwargs: See `without_weights`.
+    That is layers that text never reaches, unless the configuration excludes modules itself, and without `dropout` its
+    dropout, which PEFT refuses on the packed experts of a mixture. The model may be given by name, with arguments of
+    `AutoConfig.from_pretrained`.
     """
     made = copy.copy(peft_config)
     if not dropout and hasattr(made, "lora_dropout"):

@@ -90,12 +90,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
 
 
 def check_model_name(name: str | None, field: str = "model_name_or_path") -> None:
-    """Raises `InputError` if a name is a path but not the folder of a model; a Hub id is left to transformers.
-
-    Args:
-        name: Folder, Hub id, `"tiny"` or `"tiny:WIDTHxLAYERS"`.
-        field: Name of the option, for the message.
-    """
+    """Raises `InputError` if a name is a path but not the folder of a model; a Hub id is left to transformers."""
     if not name:
         raise InputError(f"{field}: expected a Hub id, a local path or 'tiny', got nothing")
     if tiny_size(name):
@@ -112,11 +107,7 @@ def check_model_name(name: str | None, field: str = "model_name_or_path") -> Non
 def check_output_dir(output_dir: str, *models: str | None) -> None:
     """Raises `InputError` for a run in the folder of a model, or of the run that saved the model as a checkpoint.
 
-    It would replace the results of that run.
-
-    Args:
-        output_dir: Output folder of the run.
-        *models: Folders or Hub ids of the models that it starts from; empty or `None` for one made in memory.
+    It would replace the results of that run. A model made in memory is `None` or `""`.
     """
     folder = Path(output_dir).resolve()
     for model in filter(None, models):
@@ -137,15 +128,8 @@ def load_policy(
 ) -> tuple[Any, Any]:
     """Loads a model for inference on the device, and its tokenizer.
 
-    An adapter is merged into its base, or loaded onto it if the base is quantized.
-
-    Args:
-        model_args: Model settings, see `policy_for_training`.
-        suite: Task suite.
-        template: Name or folder of the prompt template.
-        device: Device of the model.
-        seed: Seed for the tiny model's weights.
-        trust_remote_code: Whether custom code from the Hub may run.
+    An adapter is merged into its base, or loaded onto it if the base is quantized. `seed` is that of a tiny model's
+    weights; see `policy_for_training` for the other arguments.
     """
     name, adapter = _find(model_args)
     if tiny_size(name):

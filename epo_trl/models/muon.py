@@ -60,14 +60,9 @@ def orthogonalize(matrix: torch.Tensor) -> torch.Tensor:
 def make_muon(
     model: PreTrainedModel, *, lr: float, matrix_lr: float, weight_decay: float, **kwargs: Any
 ) -> MuonWithAdamW:
-    """Makes the optimizer of a language model.
+    """Makes the optimizer of a language model, with further arguments of `torch.optim.AdamW`.
 
-    Args:
-        model: The model. AdamW trains its embeddings, head, norms and biases.
-        lr: Learning rate of AdamW.
-        matrix_lr: Learning rate of the matrices.
-        weight_decay: Weight decay of the matrices; the rest has none.
-        kwargs: Further arguments of `torch.optim.AdamW`.
+    AdamW trains the embeddings, head, norms and biases with `lr` and no weight decay.
     """
     outer = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
     groups: dict[bool, list[nn.Parameter]] = {False: [], True: []}

@@ -39,14 +39,7 @@ class PrefixCache:
         self.reused = 0  # tokens that were not recomputed, over all calls
 
     def generate(self, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any, **kwargs: Any) -> Tensor:
-        """Returns (N, P + R) ids, the same as the model's own `generate`.
-
-        Args:
-            input_ids: Token ids, (N, P), padded on the left.
-            attention_mask: Attention mask, (N, P), 0 on padding.
-            generation_config: Generation settings, passed to the model.
-            **kwargs: Further arguments of the model's `generate`.
-        """
+        """Returns (N, P + R) ids for (N, P) ids, padded on the left, the same as the model's own `generate`."""
         if not self._reuse:
             return self._generate(
                 input_ids=input_ids,
@@ -91,13 +84,7 @@ class PrefixCache:
 
 @dataclass
 class _Call:
-    """The state that a `generate` call leaves behind.
-
-    Args:
-        cache: Keys and values of the call.
-        ids: Token ids in the cache, (N, L), including padding between turns; on the CPU.
-        mask: Mask of the ids, (N, L), 0 on padding; on the CPU.
-    """
+    """What a `generate` call leaves behind: its cache, and on the CPU (N, L) ids with padding between turns."""
 
     cache: Cache
     ids: Tensor

@@ -22,7 +22,7 @@ from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 
 from epo_trl.errors import InputError
-from epo_trl.models.vllm_requests import VllmRequests, own_port, request_params
+from epo_trl.models.vllm import VllmRequests, own_port, request_params
 from epo_trl.rollout import ContextBuilder, EngineError, Response
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine, TurnGenerator

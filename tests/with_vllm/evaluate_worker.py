@@ -10,7 +10,7 @@ from trl import ModelConfig
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import play_chunks, protocol_context, protocol_settings, split_chunks
-from epo_trl.models.vllm_policy import load_vllm_policy
+from epo_trl.models.vllm import load_vllm_policy
 from epo_trl.rollout.spec import ResponseArguments
 
 
