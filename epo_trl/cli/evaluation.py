@@ -278,8 +278,8 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
             ranks = SimpleNamespace(process_index=state.process_index, world_size=state.num_processes)
             on_main_process(ranks, lambda: held.enter_context(place_lock(path, "output")))
             partial = PartialResults(path, result_settings(suite, args, model_args, protocol, lists))
-            if (finished := partial.finished()) is not None:
-                reports = [EvalReport.from_dict(report) for report in finished["reports"]]
+            if partial.finished is not None:
+                reports = [EvalReport.from_dict(report) for report in partial.finished["reports"]]
                 if state.is_main_process:
                     say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
                 return reports

@@ -101,11 +101,7 @@ def describe_rows(count: int, shown: DemonstrationArguments) -> str:
 
 
 def check_length(rows: Dataset, limit: int | None, name: str = "max_length") -> None:
-    """Rejects a limit that would truncate demonstrations: a model trained on cut responses learns not to stop.
-
-    Raises:
-        ValueError: If a row is longer.
-    """
+    """Raises `InputError` if a limit would cut demonstrations: a model trained on cut responses learns not to stop."""
     lengths = [len(row) for row in rows["input_ids"]]
     longer = sum(length > limit for length in lengths) if limit is not None else 0
     if longer:

@@ -191,11 +191,7 @@ def names_of_others(types: Iterable[type]) -> set[str]:
 
 
 def check_types(values: Mapping[str, Any], classes: Iterable[type], config: Path | None) -> None:
-    """Rejects values of a YAML file whose type is not that of their field. Strings are left to the parser.
-
-    Raises:
-        InputError: If a value has the wrong type. The message names the field, the expected type and the value.
-    """
+    """Raises `InputError` for a value of a YAML file that is not of its field's type; the parser reads strings."""
     for each in classes:
         hints = get_type_hints(each)
         for entry in fields(each):
@@ -236,11 +232,7 @@ def list_configs(command: str) -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """Finds a config: the file of that path, or else the built-in config of that name.
-
-    Raises:
-        InputError: If neither exists.
-    """
+    """Finds a config: the file of that path, or else the built-in config of that name; `InputError` if neither is."""
     for path in (Path(name), RECIPES / f"{name.removesuffix('.yaml')}.yaml"):
         if path.is_file():
             return path

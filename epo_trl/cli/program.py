@@ -189,11 +189,7 @@ def _launch(options: Mapping[str, str], name: str, argv: Sequence[str]) -> int:
 
 
 def find_accelerate_config(name: str) -> str:
-    """Finds settings of accelerate: a file, or the name of a shipped one.
-
-    Raises:
-        InputError: If neither exists.
-    """
+    """Finds settings of accelerate: a shipped one by name, or a file; `InputError` if neither is."""
     shipped = {path.stem: path for path in ACCELERATE_CONFIGS.glob("*.yaml")}
     file = shipped.get(name, Path(name))
     if not file.is_file():

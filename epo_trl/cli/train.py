@@ -47,22 +47,14 @@ def main(line: CommandLine) -> None:
 
 
 def find_algorithm(name: str) -> tuple[type[EPOConfig], type[EPOTrainer]]:
-    """Returns the config class and the trainer class of an algorithm.
-
-    Raises:
-        InputError: If there is no such algorithm.
-    """
+    """Returns the config class and the trainer class of an algorithm; `InputError` if there is none."""
     if name not in ALGORITHMS:
         raise InputError(f"algorithm: expected one of {', '.join(map(repr, ALGORITHMS))}, got {name!r}")
     return ALGORITHMS[name]
 
 
 def check_start(model: str | None, start: StartArguments, config: Path | None) -> None:
-    """Rejects an RL run that would start from random weights, or from a warm start that does not exist.
-
-    Raises:
-        InputError: If the start is invalid. The message contains the command that makes the warm start.
-    """
+    """Raises `InputError` for RL from random weights, or from a warm start that is still to make, and says how."""
     if model is None or (start.from_scratch if tiny_size(model) else Path(model).is_dir()):
         return
     warm_start = find_warm_start(config) if config else None

@@ -79,11 +79,8 @@ class Explosion:
 class Collapse:
     """Detects a collapse: the policy is almost deterministic, and its success has dropped.
 
-    Args:
-        entropy: Mean entropy in nats, over the tokens where the reference policy had a choice, or over all tokens
-            without a frozen reference. Do not use tokens above an entropy threshold: their mean cannot fall below it.
-        success: Share of solved episodes.
-        best: Initial value of the best success, for example that of the best run in a study.
+    Entropy is the mean over the tokens where the reference policy had a choice, or over all tokens without a frozen
+    reference; not over those above a threshold, whose mean cannot fall below it. `best` is the best success before.
     """
 
     entropy: RollingSeries = field(default_factory=RollingSeries)
@@ -118,8 +115,7 @@ def collapsed(entropy: Iterable[float], success: Iterable[float], best: float = 
 def left_band(entropy: Sequence[float]) -> int | None:
     """Returns the RL step, from 0, at which a curve first leaves `BAND` times its start, or `None`.
 
-    That is the first of `WINDOW` consecutive steps outside the band, above or below. Applied to each third of the
-    episode, it shows in which turns entropy changes first.
+    That is the first of `WINDOW` consecutive steps outside the band, above or below.
     """
     series, outside = RollingSeries(), list[int]()
     for step, value in enumerate(entropy):

@@ -18,11 +18,10 @@ class PartialResults:
     """The finished parts of an evaluation, one file each, in the folder `<output>.parts`.
 
     Each file is complete or absent, even if the process is killed. Several processes may share the folder if each part
-    is written by only one of them.
+    is written by only one of them. Episodes with other settings are never reused.
 
-    Args:
-        output: Path of the final report file.
-        settings: Settings that affect the result, as JSON values. Episodes with other settings are never reused.
+    Attributes:
+        finished: Content written by `finish`; `None` if the evaluation had not ended.
 
     Raises:
         InputError: If the output or a part was made with other settings.
@@ -32,16 +31,12 @@ class PartialResults:
         self.output = output
         self.folder = self.output.with_name(f"{self.output.name}.parts")
         self.settings = json.loads(json.dumps(settings))
-        for file in (self.output, *self.folder.glob("*.json")):
-            self._read(file)
-
-    def finished(self) -> dict[str, Any] | None:
-        """Returns the content written by `finish`, or `None` if the evaluation has not ended."""
-        return self._read(self.output)
+        self.finished = self._read(self.output)
+        self._parts = {file.stem: self._read(file) for file in self.folder.glob("*.json")}
 
     def read(self, part: str) -> tuple[list[Episode], float] | None:
-        """Returns the episodes of a part and their wall time in seconds, or `None` if it has not been played."""
-        found = self._read(self.folder / f"{part}.json")
+        """Returns the episodes of a part and their wall time in seconds, or `None` if it had not been played."""
+        found = self._parts.get(part)
         return None if found is None else ([Episode.from_dict(data) for data in found["episodes"]], found["seconds"])
 
     def keep(self, part: str, episodes: list[Episode], seconds: float) -> None:

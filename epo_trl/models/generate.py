@@ -98,10 +98,8 @@ class SamplingPolicy:
         return [self._until_end(row) for row in output[:, width:].tolist()], None
 
     def _until_end(self, ids: list[int]) -> list[int]:
-        for index, token in enumerate(ids):
-            if token in self.eos_ids:
-                return ids[: index + 1]
-        return ids
+        ends = [index + 1 for index, token in enumerate(ids) if token in self.eos_ids]
+        return ids[: ends[0]] if ends else ids
 
 
 @contextmanager

@@ -25,11 +25,8 @@ class PrefixCache:
     new tokens are computed. Rows of ended episodes are dropped. If a row does not extend a row of the last call (in the
     same order), or more than half of the kept positions are padding, everything is recomputed.
 
-    The keys and values belong to the weights that computed them: create a new cache when the weights change.
-
-    Args:
-        model: Causal language model with full attention in every layer, see `can_reuse`.
-        reuse: Whether prompts extend one another. Otherwise no call is kept.
+    The keys and values belong to the weights that computed them: create a new cache when the weights change. For the
+    model see `can_reuse`. Without `reuse`, no call is kept.
     """
 
     def __init__(self, model: Any, reuse: bool = True) -> None:

@@ -105,10 +105,6 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
     `<think>`, `</think>`, `<action>`, `</action>` and `<unk>` are ordinary tokens: decoding with
     `skip_special_tokens=True` drops only `<pad>`, `<|im_start|>` and `<|im_end|>` (the end-of-sequence token).
-
-    Args:
-        texts: All texts of prompts and responses: templates, observations, actions, thoughts. Each word directly before
-            a number from 1 to 99 is an entity, also "step 3".
     """
     texts = [text.lower() for text in texts]
     largest = _largest_numbers(texts)
@@ -168,18 +164,15 @@ def build_model(
     independent, so its norm matches that of other tokens.
 
     Args:
-        tokenizer: Tokenizer from [`build_tokenizer`]. It sets the vocabulary size and the eos and pad tokens.
-        family: Architecture: "seed_oss", with the layers of Qwen2, or, for tests across architectures, "llama",
-            "qwen3", "gemma" and "gemma2" (with logit soft-capping). Saved with its tokenizer, each is a checkpoint for
-            transformers' `AutoModelForCausalLM` and `AutoTokenizer`.
+        tokenizer: Tokenizer from [`build_tokenizer`].
+        family: Architecture: "seed_oss", with the layers of Qwen2, or another of `FAMILIES`, for tests.
         hidden_size: Width, a multiple of `2 * heads`. The MLP is twice as wide.
         layers: Number of transformer layers.
         heads: Number of attention heads.
         max_position_embeddings: Maximum context in tokens. Adds no parameters.
         seed: Seed for the weights. The global random state is unchanged.
-        copies: Whether attention passes on what it sees: its value and output matrices start as multiples of the
-            identity, so that the model only has to learn where to look. For texts with names, such as product ids,
-            that a short warm start otherwise guesses by their frequency.
+        copies: Whether attention passes on what it sees, so that the model only has to learn where to look. For texts
+            with names, such as product ids, that a short warm start otherwise guesses by their frequency.
     """
     head_dim = hidden_size // heads
     own: dict[str, dict[str, Any]] = {"seed_oss": _QWEN2_LAYERS, "gemma2": {"query_pre_attn_scalar": head_dim}}
@@ -208,8 +201,7 @@ def build_model(
         _start_copying(model)
     _compose_entities(model, tokenizer.get_vocab())
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    built: PreTrainedModel = model.eval()
-    return built
+    return model.eval()
 
 
 @torch.no_grad()
