@@ -8,7 +8,7 @@ import pytest
 from test_layers import PACKAGE, part_of
 
 ROOT = PACKAGE.parent
-LINES = {"core": 18933, "games": 5408, "lab": 3591, "tests": 30230, "docs": 4632}
+LINES = {"core": 18661, "games": 5408, "lab": 3591, "tests": 30226, "docs": 4632}
 
 
 def part_of_the_project(path: Path) -> str:
