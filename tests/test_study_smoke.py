@@ -56,6 +56,7 @@ def test_the_committed_results_give_the_committed_report(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(figure, "draw", lambda *_: None)  # only the text is compared
     reports = sorted(Path("results").glob("*/report.md"))
+    reports = [file for file in reports if Path("studies", f"{file.parent.name}.yaml").is_file()]
     assert Path("results/smoke/report.md") in reports
     for file in reports:
         study = load_study(Path("studies", f"{file.parent.name}.yaml"))
