@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,6 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import torch
-from tqdm.auto import tqdm
 from trl import ModelConfig
 
 from epo_trl.bounds import Range, check_bounds, option
@@ -173,31 +170,24 @@ class Audit:
     def play(self) -> list[dict[str, Any]]:
         """Plays the missing rounds within the budget of minutes and returns all that are complete."""
         write_state(self.folder / SETTINGS, self._settings)
-        return list(self._rounds(time.monotonic() + 60 * self.audit.audit_minutes))
-
-    def _rounds(self, end: float) -> Iterator[dict[str, Any]]:
-        tasks, size = self.tasks, self.audit.audit_round
+        end = time.monotonic() + 60 * self.audit.audit_minutes
+        tasks, size, rounds = self.tasks, self.audit.audit_round, []
         for number, first in enumerate(range(0, len(tasks), size)):
             path, part = self.folder / f"round-{number:03}.json", tasks[first : first + size]
             # The last round of an audit of fewer tasks lacks some, that of more tasks has others too.
             if not path.is_file() or not set(part) <= set(read_state(path, "tasks")["tasks"]):
                 if time.monotonic() > end:
-                    return
+                    break
                 write_state(path, {"tasks": part, **self._play_round(number, part)})
-            yield read_state(path, "halves", "credits", "task")
+            rounds.append(read_state(path, "halves", "credits", "task"))
+        return rounds
 
     def _play_round(self, number: int, tasks: list[str]) -> dict[str, Any]:
         draw = Random(f"audit {self.args.seed} {number}")
         policy = self.policy.seeded(draw.randrange(2**62))
         rules, seed = self.rules, self.args.seed
         player = Player(self.suite, policy, rules.context, rules.settings, seed, self._values, self._features)
-        with tqdm(desc=f"round {number + 1}", unit="continuation", file=sys.stderr) as bar:
-
-            def show(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-
-            return play_round(player, tasks, self.plan, self.estimators, draw, show)
+        return play_round(player, tasks, self.plan, self.estimators, draw)
 
     def report(self, rounds: list[dict[str, Any]]) -> None:
         """Writes table and JSON of the complete rounds, and prints the table."""

@@ -11,6 +11,8 @@ from random import Random
 from statistics import fmean
 from typing import Annotated, Any
 
+from tqdm.auto import tqdm
+
 from epo_trl.bounds import Count, Range, check_bounds
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.border import close_all
@@ -61,19 +63,14 @@ class Player:
 
 
 def play_round(
-    player: Player,
-    tasks: Sequence[str],
-    plan: AuditPlan,
-    estimators: Mapping[str, Method],
-    draw: Random,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    player: Player, tasks: Sequence[str], plan: AuditPlan, estimators: Mapping[str, Method], draw: Random
 ) -> dict[str, Any]:
     """Plays a round and returns it as JSON values, one entry of each list per audited turn.
 
     `task` is the task, `turn` the place of the turn in its episode, `halves` two independent estimates of its true
     advantage, `credits` the advantage by each estimator. `success` has one entry per episode. Tasks in which an
     environment raised an error are left out: `aborted` has the first error of each. `draw` seeds the environments and
-    chooses the audited episodes; `on_progress` is called with the number of finished continuations and of all.
+    chooses the audited episodes.
     """
     episodes, points = record(player, [task for task in tasks for _ in range(plan.group_size)], plan.parallel, draw)
     copies = [point.env for each in points for point in each]
@@ -86,7 +83,7 @@ def play_round(
         for member in sorted(draw.sample(range(plan.group_size), plan.audited))
     ]
     turns = [(row, k) for row in rows for k in range(len(episodes[row].turns))]
-    halves, failed = true_advantages(player, episodes, points, turns, plan, on_progress)
+    halves, failed = true_advantages(player, episodes, points, turns, plan)
     close_all(copies)
     kept = [i for i, (row, _) in enumerate(turns) if episodes[row].task_id not in failed]
     turns = [turns[i] for i in kept]
@@ -127,7 +124,6 @@ def true_advantages(
     points: Sequence[Sequence[RunningEpisode]],
     turns: Sequence[tuple[int, int]],
     plan: AuditPlan,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[tuple[float, float]], dict[str, str]]:
     """Estimates A = Q - V of turns twice, each time with half of the continuations.
 
@@ -169,7 +165,8 @@ def true_advantages(
                 owners[id(twin)] = (row, k, responded), number % 2
                 yield twin
 
-    for done, ended in enumerate(_play_to_end(copies(), player, plan.parallel), 1):
+    played = _play_to_end(copies(), player, plan.parallel)
+    for ended in tqdm(played, "audit", plan.continuations * len(states), unit="continuation", leave=False):
         state, part = owners.pop(id(ended))
         earned = sum(turn.reward for turn in ended.turns[state[1] :])
         if ended.stop is StopReason.ABORTED:
@@ -177,7 +174,6 @@ def true_advantages(
             errors.setdefault(ended.task_id, ended.error)
         returns[state, part].append(earned)
         close_all([ended.env])
-        on_progress(done, plan.continuations * len(states))
 
     def advantage(turn: tuple[int, int], part: int) -> float:
         state = after[turn]
