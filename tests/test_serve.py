@@ -268,7 +268,7 @@ def test_trl_s_trainer_plays_the_served_games(tmp_path):
 def test_a_port_in_use_is_one_error_and_nothing_is_said_to_be_served(capsys):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert main(["trap", "--port", str(port)]) == 1
+        assert main(["--environment", "trap", "--port", str(port)]) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     assert f"expected a free port, got 127.0.0.1 and {port}" in err

@@ -45,7 +45,7 @@ COMMANDS = {
 }
 MODULES = {name: (module, recipe) for group in COMMANDS.values() for name, (module, recipe, _) in group.items()}
 # Options that a first word without dashes stands for.
-POSITIONAL = {"play": "--environment", "audit-credit": "--audited_run"}
+POSITIONAL = {"play": "--environment", "serve": "--environment", "audit-credit": "--audited_run"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,11 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     name, options = _parser().parse_args(given[:1]).command, given[1:]
     module, is_recipe = MODULES[name]
+    if name in POSITIONAL and options and not options[0].startswith("-"):
+        options = [POSITIONAL[name], *options]
     if is_recipe:
         from epo_trl.cli.program import run_command
 
-        if name in POSITIONAL and options and not options[0].startswith("-"):
-            options = [POSITIONAL[name], *options]
         return run_program("epo-trl: error", partial(run_command, name, options), options)
     words = [option for option in options if option != TRACEBACK]
     return run_program("epo-trl: error", lambda: import_module(module).main(words), options)

@@ -7,23 +7,16 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from epo_trl.bounds import Count, Positive, Range, check_bounds, option
-from epo_trl.cli.base import did_you_mean, fail, say
+from epo_trl.cli.base import fail, say
+from epo_trl.cli.options import parse_options, read_command_line
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.checker import checked_reset
-from epo_trl.envs.registry import ENVIRONMENTS, build_suite, environment_arguments
-from epo_trl.errors import InputError
 
-USAGE = f"""usage: epo-trl serve ENV [--port 8000] [--seats 64] [--option value ...]
-
-ENV is {", ".join(ENVIRONMENTS)}, or 'module:Class' for a custom environment. Examples:
-  epo-trl serve trap
-  epo-trl serve alfworld --games generated --port 8001
-  epo-trl serve scienceworld --seats 32
-All options: epo-trl serve ENV --help"""
 MAX_MESSAGE_BYTES = 2**20
 GRACE_SECONDS = 5
 
@@ -49,41 +42,30 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         EpoTrlError: If an option is invalid, or openenv is not installed.
     """
-    if not argv or argv[0] in ("-h", "--help"):
-        say(USAGE)
-        return 0
-    settings = environment_arguments(argv[0])
-    from transformers.hf_argparser import HfArgumentParser
-
-    types: Any = (ServeArguments, settings)
-    parser = HfArgumentParser(types, prog=f"epo-trl serve {argv[0]}", allow_abbrev=False)
-    try:
-        args, chosen, unknown = parser.parse_args_into_dataclasses(list(argv[1:]), return_remaining_strings=True)
-    except ValueError as error:  # of the settings' own checks
-        raise InputError(str(error)) from error
-    if unknown:
-        known = [f"--{entry.name}" for kind in types for entry in fields(kind)]
-        raise InputError(f"{unknown[0]}: unknown option{did_you_mean(unknown[0], known)}")
+    suite, args = parse_options(read_command_line(argv, program="epo-trl serve"), ServeArguments)
     check_bounds(args)
     try:
-        from epo_trl.lab.serve.server import ServedGames, make_app
+        from openenv.core.env_server import create_fastapi_app
+        from openenv.core.env_server.types import ConcurrencyConfig
+
+        from epo_trl.lab.serve.server import GameSession, ServedGames, TextAction, TextObservation
     except ImportError as error:
         raise EnvError(f"serve: needs the package openenv ({error}); pip install 'epo-trl[openenv]'") from error
-    suite = build_suite(chosen)
     games = ServedGames(suite, call_timeout_seconds=args.call_timeout, **rules(args, suite))
     task_id = next((ids[0] for ids in games.tasks.values() if ids), None)
     if task_id is not None:  # an environment that does not start, or violates the contract, is not served
         with closing(suite.make_env()) as env:
             checked_reset(env, task_id, 0, games.env_options)
-    app = make_app(games, seats=args.seats, idle_timeout_seconds=args.idle_timeout)
-    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    seats = ConcurrencyConfig(max_concurrent_envs=args.seats, session_timeout=args.idle_timeout)
+    app = create_fastapi_app(
+        partial(GameSession, games), TextAction, TextObservation, concurrency_config=seats, env_name=suite.name
+    )
     try:
-        listener = socket.create_server((args.host, args.port), family=family)
+        listener = socket.create_server((args.host, args.port))
     except OSError as error:
         reason = (error.strerror or "").partition(" (")[0]
         return fail(f"host, port: expected a free port, got {args.host} and {args.port} ({reason}); try --port")
-    host = f"[{args.host}]" if family is socket.AF_INET6 else args.host
-    say(f"serving {argv[0]} at http://{host}:{args.port}, {args.seats} seats; Ctrl-C ends it")
+    say(f"serving {suite.name} at http://{args.host}:{args.port}, {args.seats} seats; Ctrl-C ends it")
     sys.stdout.flush()
     import uvicorn
 

@@ -1,4 +1,4 @@
-"""Task suites as OpenEnv servers: `make_app` returns the app that `epo-trl serve` runs.
+"""Task suites as OpenEnv servers.
 
 Each WebSocket session plays its own environment of the suite. One thread makes all calls to the environments, since
 engines of this package share state between the environments of a process; the event loop makes them where they are too
@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from openenv.core.env_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
+from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
 from pydantic import Field
 
 from epo_trl import __version__
@@ -57,25 +56,16 @@ class TextObservation(Observation):
 
 @dataclass
 class ServedGames:
-    """What all sessions of a server share.
-
-    Args:
-        suite: Suite whose tasks are played.
-        protocol: Name of the protocol whose rules hold, or `""`.
-        max_turns: Turn limit of an episode; `None` for none but the environment's own.
-        env_options: Options of every reset.
-        call_timeout_seconds: Time limit of a reset or a step, including the wait for the other sessions' calls. Not for
-            suites that are `instant`.
-    """
+    """What all sessions of a server share."""
 
     suite: TaskSuite
-    protocol: str = ""
-    max_turns: int | None = None
+    protocol: str = ""  # whose rules hold
+    max_turns: int | None = None  # `None` for no limit but the environment's own
     env_options: Mapping[str, Any] = field(default_factory=dict)
-    call_timeout_seconds: float = 60.0
+    call_timeout_seconds: float = 60.0  # with the wait for the other sessions' calls; not for suites that are `instant`
 
     def __post_init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="games")
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="games")
         self.settings = RolloutSettings(max_turns=self.max_turns or sys.maxsize, env_options=self.env_options)
         self.verbatim = self.suite.verbatim or bool(self.suite.tools)
         self.tasks = {split: self.suite.task_ids(split) for split in self.suite.splits}
@@ -89,21 +79,16 @@ class ServedGames:
         """
         if self.suite.instant:
             return _contained(function)
-        running = asyncio.get_running_loop().run_in_executor(self._thread, _contained, function)
+        running = asyncio.get_running_loop().run_in_executor(self.thread, _contained, function)
         try:
             return await asyncio.wait_for(running, self.call_timeout_seconds)
         except TimeoutError as error:
             raise EnvError(f"call_timeout: no answer of the environment in {self.call_timeout_seconds} s") from error
 
-    def close_later(self, env: TextEnv) -> None:
-        """Closes an environment after the calls so far, without waiting for them."""
-        with suppress(RuntimeError):  # the interpreter is ending
-            self._thread.submit(env.close)
-
     def all_ended(self, timeout_seconds: float) -> bool:
         """Waits for the calls of the environments so far and returns whether all have ended in time."""
         try:
-            self._thread.submit(lambda: None).result(timeout_seconds)
+            self.thread.submit(lambda: None).result(timeout_seconds)
         except TimeoutError:
             return False
         return True
@@ -139,20 +124,9 @@ class ServedGames:
             raise EnvError(f"index: expected an integer from 0 to {len(ids) - 1} for {split!r}, got {index!r:.100}")
         return ids[index]
 
-    @property
-    def description(self) -> str:
-        """One line about the games and their rules."""
-        about = (inspect.getdoc(self.suite) or self.suite.name).splitlines()[0]
-        limit = f"ends after {self.max_turns} turns" if self.max_turns else "has no turn limit but its own"
-        return f"{about} Protocol {self.protocol or 'none'}: an episode {limit}; an invalid action is a turn."
-
 
 class GameSession(Environment):
-    """One session: an environment of the server.
-
-    Args:
-        games: What the sessions share.
-    """
+    """One session: an environment of the server."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     reset = step = None  # OpenEnv calls the asynchronous methods
@@ -238,8 +212,11 @@ class GameSession(Environment):
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Returns name, description with the rules, and version."""
-        games = self._games
-        return EnvironmentMetadata(name=games.suite.name, description=games.description, version=__version__)
+        games, suite = self._games, self._games.suite
+        about = (inspect.getdoc(suite) or suite.name).splitlines()[0]
+        limit = f"ends after {games.max_turns} turns" if games.max_turns else "has no turn limit but its own"
+        rules = f"Protocol {games.protocol or 'none'}: an episode {limit}; an invalid action is a turn."
+        return EnvironmentMetadata(name=suite.name, description=f"{about} {rules}", version=__version__)
 
     def list_splits(self) -> list[dict[str, str]]:
         """Returns the task lists: "train", and tests."""
@@ -263,7 +240,8 @@ class GameSession(Environment):
         """Frees the environment. May be called twice."""
         self._closed = True
         if self._env is not None:
-            self._games.close_later(self._env)
+            with suppress(RuntimeError):  # the interpreter is ending
+                self._games.thread.submit(self._env.close)  # after the calls so far
 
 
 def _contained(function: Callable[[], Any]) -> Any:
@@ -276,20 +254,3 @@ def _contained(function: Callable[[], Any]) -> Any:
         if not ends_episode_alone(error):
             raise
         raise EnvError(error_text(error)) from error
-
-
-def make_app(games: ServedGames, *, seats: int, idle_timeout_seconds: float) -> Any:
-    """Returns the FastAPI app of an OpenEnv server.
-
-    Args:
-        games: Suite and rules.
-        seats: Maximum number of sessions at once.
-        idle_timeout_seconds: Time after which a session without a message loses its seat.
-    """
-    return create_fastapi_app(
-        partial(GameSession, games),
-        TextAction,
-        TextObservation,
-        concurrency_config=ConcurrencyConfig(max_concurrent_envs=seats, session_timeout=idle_timeout_seconds),
-        env_name=games.suite.name,
-    )
