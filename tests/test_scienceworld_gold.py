@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 
 def make_suite(folder):
-    sizes = {"n_iid": 4, "n_ood": 4, "n_heldout": 2}
+    sizes = {"n_iid": 4, "n_ood": 4}
     types = {"task_types": SHORT, "heldout_types": ["power-component"]}
     return ScienceWorldSuite(**types, **sizes, gold_folder=str(folder))
 

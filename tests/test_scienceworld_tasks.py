@@ -43,12 +43,8 @@ def test_training_draws_every_type_equally_often_and_every_variation_of_a_type_n
 
 
 def test_test_lists_are_stratified_at_every_length():
-    ids = TaskLists(n_iid=50, n_ood=25, n_heldout=5).ids
-    assert {split: set(types_of(ids[split]).values()) for split in ("iid", "ood", "heldout")} == {
-        "iid": {2},
-        "ood": {1},
-        "heldout": {1},
-    }
+    ids = TaskLists(n_iid=50, n_ood=25).ids
+    assert {split: set(types_of(ids[split]).values()) for split in ("iid", "ood")} == {"iid": {2}, "ood": {1}}
     assert TaskLists().ids["iid"][:50] == ids["iid"]
 
 

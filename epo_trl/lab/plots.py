@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 from collections import Counter
@@ -52,12 +51,6 @@ TAGS = tuple(tag for panel in PANELS for tag in panel.tags)
 
 def main(argv: Sequence[str]) -> int:
     """Writes the image and returns the exit code."""
-    args = _parser().parse_args(argv)
-    say(f"wrote {plot_runs(args.runs, args.out, labels=args.labels, window=args.window)}")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "plot", "Draws training reward, training, IID and OOD success, and the entropy of early and late turns."
     )
@@ -73,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--window", type=at_least(1), default=10, help="number of points in the running mean (default: 10)"
     )
-    return parser
+    args = parser.parse_args(argv)
+    say(f"wrote {plot_runs(args.runs, args.out, labels=args.labels, window=args.window)}")
+    return 0
 
 
 def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Curve]:

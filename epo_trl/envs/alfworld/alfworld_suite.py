@@ -102,16 +102,7 @@ class GeneratedAlfworld(_AlfworldSuite):
     "train" and "iid" use ALFRED's training rooms and share no (task type, object, target, room); "ood" uses ALFRED's
     held-out rooms. Scores are not comparable with published ALFWorld numbers.
 
-    Args:
-        n_train: Number of training tasks. With 0 the split does not exist; the same holds for the other two.
-        n_iid: Number of test tasks in training rooms.
-        n_ood: Number of test tasks in held-out rooms.
-        seed: Seed of the games.
-        task_types: Task types to include; all six if `None`.
-        room_types: Names from `"kitchens"`, `"livingrooms"`, `"bedrooms"`, `"bathrooms"`; all if `None`.
-        max_receptacles: Maximum number of receptacles in a room; no limit if `None`.
-        engine: `"fast"` (built in) or `"textworld"` (ALFWorld's own).
-        expert_search: `"random"`, or `"likely"`: the expert first searches where the training games have such objects.
+    The fields are options of `AlfworldArguments`; `seed` is its `games_seed`. A split of 0 games does not exist.
 
     Raises:
         EpoTrlError: If a setting is invalid, or leaves no game of a split.
@@ -158,13 +149,8 @@ class AlfworldData(_AlfworldSuite):
     """ALFWorld games on disk: the real ones (`alfworld-download`) or those of `write_games`.
 
     Reports name the latter "alfworld-generated". Like `AlfredTWEnv`, leaves out games with movable receptacles or
-    sliced objects and games not marked as solvable.
-
-    Args:
-        path: Folder that contains `json_2.1.1`, or that folder itself; `$ALFWORLD_DATA` if `None`.
-        task_types: Task types to include; all six if `None`.
-        engine: `"fast"` (built in) or `"textworld"` (ALFWorld's own).
-        expert_search: `"random"`, or `"likely"`: the expert first searches where the training games have such objects.
+    sliced objects and games not marked as solvable. `path` is the folder that contains `json_2.1.1`, or that folder
+    itself, by default `$ALFWORLD_DATA`; the other fields are options of `AlfworldArguments`.
 
     Raises:
         EpoTrlError: If a setting is invalid, or there is no such folder. `task_ids` reads every game of its split; it
@@ -265,7 +251,9 @@ class AlfworldArguments:
     n_iid: CountOrZero = option(200, "Number of generated test games in the training rooms.")
     n_ood: CountOrZero = option(200, "Number of generated test games in held-out rooms.")
     games_seed: int = option(0, "Seed of the generated games.")
-    room_types: list[str] | None = option(None, "Rooms of generated games; all by default.")
+    room_types: list[str] | None = option(
+        None, "Rooms of generated games, from kitchens, livingrooms, bedrooms and bathrooms; all by default."
+    )
     max_receptacles: int | None = option(
         None, "Maximum number of receptacles in a generated room; no limit by default."
     )

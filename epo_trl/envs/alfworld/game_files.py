@@ -79,10 +79,6 @@ def find_games(folder: Path, task_types: tuple[str, ...]) -> tuple[list[Path], l
 
     Games with movable receptacles or sliced objects, of other types, or not marked as solvable are left out.
 
-    Args:
-        folder: For example `.../json_2.1.1/train`, or any folder above or below it.
-        task_types: Task types to keep.
-
     Raises:
         EnvError: If a file is corrupt.
     """

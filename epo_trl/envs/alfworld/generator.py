@@ -89,13 +89,8 @@ def generate(split: str, index: int, seed: int, filters: Filters | None = None) 
     """Generates game number `index` of a split: the same text for the same arguments, in every process.
 
     Task types rotate in the shares of `TYPE_COUNTS`. Then a room type is drawn with the shares of `ROOM_SHARES`, and in
-    it the object, the target, the room and the places of all objects.
-
-    Args:
-        split: `"train"`, `"iid"` (tasks that "train" never has) or `"ood"` (held-out rooms).
-        index: Number of the game, from 0 without an upper limit.
-        seed: Seed of the generator. Games of different seeds differ.
-        filters: Filter of the games.
+    it the object, the target, the room and the places of all objects. A split has any number of games;
+    "iid" has tasks that "train" never has, "ood" held-out rooms.
     """
     choices = task_specs_by_object(split, filters or Filters())
     order = type_order(tuple(choices))
@@ -248,15 +243,8 @@ def write_games(
 ) -> int:
     """Writes games in ALFWorld's folder layout and returns their number.
 
-    Existing games are kept: repeating the call completes an interrupted one.
-
-    Args:
-        out: Folder in which to create `json_2.1.1/{train,valid_seen,valid_unseen}`; usable as `$ALFWORLD_DATA`.
-        n_train: Number of training games.
-        n_iid: Number of games in training rooms with other tasks (`valid_seen`).
-        n_ood: Number of games in held-out rooms (`valid_unseen`).
-        seed: Seed of the generator.
-        filters: Filter of the games.
+    Existing games are kept: repeating the call completes an interrupted one. The folder `out`, in which it creates
+    `json_2.1.1/{train,valid_seen,valid_unseen}`, is usable as `$ALFWORLD_DATA`.
 
     Raises:
         EnvError: If the filter leaves no game, or the folder holds other games.
@@ -281,13 +269,7 @@ def write_games(
 
 
 def _keep_apart(out: Path, made_from: dict[str, Any], counts: dict[str, int]) -> None:
-    """Refuses a folder with games of other arguments, which would mix train and test lists. Games may be added.
-
-    Args:
-        out: Folder to write to.
-        made_from: Arguments that determine each game.
-        counts: Number of games of each list.
-    """
+    """Refuses a folder with games of other arguments, which would mix train and test lists. Games may be added."""
     file, text = out / SET_FILE, json.dumps({"from": made_from, "games": counts})
     there, now = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None, json.loads(text)
     if there is None:

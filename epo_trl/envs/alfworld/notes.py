@@ -86,11 +86,7 @@ class AgentNotes:
             self.unvisited = tuple(name for name in self.unvisited if name != receptacle)
 
     def fields(self, admissible: tuple[str, ...]) -> dict[str, Any]:
-        """Returns the entries for `info`.
-
-        Args:
-            admissible: Actions that are admissible now.
-        """
+        """Returns the entries for `info`, with the actions that are admissible now."""
         return {
             "visited": self.visited,
             "unvisited": self.unvisited,

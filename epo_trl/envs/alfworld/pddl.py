@@ -62,11 +62,7 @@ def without_comments(text: str) -> str:
 
 
 def read_facts(problem: str, source: str) -> FactTable:
-    """Parses the initial facts by predicate, in lower case.
-
-    Args:
-        problem: Text of the PDDL problem.
-        source: Path or id of the game, for messages.
+    """Parses the initial facts by predicate, in lower case. `source` names the game in messages.
 
     Raises:
         EnvError: If there is no `(:init`, or a fact is not one of `KNOWN_FACTS`.

@@ -52,9 +52,7 @@ class GoldSettings:
 class GoldPath:
     """A solution of a task.
 
-    Args:
-        actions: All actions of the solution.
-        turns: Number of turns after which the task was solved in a trial, often before the end. 0 if it was not solved.
+    `turns` is the number of turns after which a trial solved the task, often before the end; 0 if it did not.
     """
 
     actions: tuple[str, ...] = ()
@@ -62,13 +60,7 @@ class GoldPath:
 
 
 class GoldPaths:
-    """The gold paths of one simplification.
-
-    Args:
-        simplification: Simplification as in `EngineRules`.
-        folder: Cache folder; `cache_folder()` if `None`.
-        java: Java program, see `find_java`.
-    """
+    """The gold paths of one simplification, in a folder, by default `cache_folder()`."""
 
     def __init__(self, simplification: str, folder: str | None = None, java: str | None = None) -> None:
         self._simplification, self._java = simplification, java

@@ -33,7 +33,7 @@ class ScienceWorldSuite(TaskSuite, TaskLists, EngineRules, JvmSettings, GoldSett
 
     # Settings that a resumed run may change: they do not change what is learned.
     MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
-        "tests_per_type n_iid n_ood n_heldout jvms java heap_mb timeout_seconds gold_folder".split()
+        "tests_per_type n_iid n_ood jvms java heap_mb timeout_seconds gold_folder".split()
     )
     name = "scienceworld"
     protocol = "strict30"

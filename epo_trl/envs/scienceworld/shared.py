@@ -25,23 +25,14 @@ from typing import Any
 
 @dataclass(slots=True)
 class WorldState:
-    """The shared state that belongs to one world, saved while another plays.
+    """The shared state that belongs to one world, saved while another plays."""
 
-    Args:
-        last_id: Last id that was given in this world.
-        simplifications: Labels of its simplifications.
-    """
-
-    last_id: int = 0
+    last_id: int = 0  # that was given in this world
     simplifications: str = ""
 
 
 class SharedState:
-    """The shared state of one JVM, handed from world to world. Use it only within `Jvm.calls`.
-
-    Args:
-        gateway: Gateway to the JVM.
-    """
+    """The shared state of one JVM, handed from world to world. Use it only within `Jvm.calls`."""
 
     def __init__(self, gateway: Any) -> None:
         java = gateway.jvm

@@ -83,8 +83,8 @@ class TaskLists:
     Task ids are `"<split>/<task type>/<variation>"`; the lists cycle through the task types. By default the split
     "heldout" has five types with close relatives among the rest, without those in `task_types`. With `sampling: types`
     every type has equally many training entries, so a uniform draw from the list is uniform over types; the variations
-    of types with fewer variations are repeated. The lengths `n_iid`, `n_ood` and `n_heldout` cut the lists that
-    `tests_per_type` gives.
+    of types with fewer variations are repeated. The lengths `n_iid` and `n_ood` cut the lists that `tests_per_type`
+    gives.
 
     Attributes:
         ids: Task ids by split.
@@ -107,7 +107,6 @@ class TaskLists:
     )
     n_iid: int | None = option(None, "Number of test tasks; by default tests_per_type of each task type.")
     n_ood: int | None = option(None, "Like n_iid, for unseen variations.")
-    n_heldout: int | None = option(None, "Like n_iid, for held-out task types.")
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -121,7 +120,7 @@ class TaskLists:
             "train": self._train(seen),
             "iid": self._tests("iid", "iid", seen, self.n_iid),
             "ood": self._tests("ood", "ood", seen, self.n_ood),
-            "heldout": self._tests("heldout", "ood", held_out, self.n_heldout),
+            "heldout": self._tests("heldout", "ood", held_out),
         }
         self.ids = {split: tasks for split, tasks in ids.items() if tasks}
 
@@ -145,7 +144,7 @@ class TaskLists:
             columns = [[column[i % len(column)] for i in range(longest)] for column in columns]
         return _interleaved(columns)
 
-    def _tests(self, split: str, part: str, types: Sequence[str], size: int | None) -> tuple[str, ...]:
+    def _tests(self, split: str, part: str, types: Sequence[str], size: int | None = None) -> tuple[str, ...]:
         numbers = {name: _content()[name][part][: self.tests_per_type] for name in types}
         tasks = _interleaved([[f"{split}/{name}/{number}" for number in numbers[name]] for name in types])
         if size is None:

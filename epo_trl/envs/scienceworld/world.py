@@ -65,9 +65,6 @@ class World:
 
     Before each operation, a world restores its share of that state (`SharedState`). The same inputs then lead to the
     same texts in every process, whatever other worlds do and whenever they do it.
-
-    Args:
-        jvm: JVM of the world. It may hold other worlds too.
     """
 
     def __init__(self, jvm: Jvm) -> None:

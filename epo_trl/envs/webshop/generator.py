@@ -48,14 +48,7 @@ def generate(
     """Generates a shop: the same for the same arguments, in every process.
 
     A goal's list depends on its product and on its wish (kind, attributes, options), so the lists stay disjoint
-    whatever their lengths. The instructions of a list are all different.
-
-    Args:
-        n_products: Number of products.
-        n_train, n_iid: Number of goals of each list. A list of 0 goals does not exist.
-        hidden_attributes: Number of a product's three attributes that only its page of features shows.
-        seed: Seed of the products and goals.
-        departments: Departments whose kinds of product it sells; all if empty.
+    whatever their lengths. The instructions of a list are all different. The arguments are fields of `WebShopSuite`.
 
     Raises:
         EnvError: If there are too few products for that many goals.

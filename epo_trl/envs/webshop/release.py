@@ -51,12 +51,7 @@ def missing_files(folder: Path, catalogue: str) -> list[str]:
 def load(folder: Path, catalogue: str, instructions: str, n_iid: int, n_dev: int) -> Shop:
     """Reads the release. Prices that the release draws anew in every process are drawn once here, by product.
 
-    Args:
-        folder: Folder of the JSON files.
-        catalogue: `"small"` (1,000 products) or `"all"` (1.18 million).
-        instructions: `"human"` (written by people) or `"synthetic"` (made from the products).
-        n_iid: Number of test goals: the first ones, as in the paper.
-        n_dev: Number of goals after those, which only the list `"dev"` has.
+    The first `n_iid` goals are those of the test, as in the paper, the next `n_dev` those of the list "dev".
 
     Raises:
         EnvError: If a file is missing or no JSON, or too few goals are left to train on.
