@@ -52,14 +52,16 @@ def test_a_study_runs_from_its_warm_start_to_its_report_without_a_warning(tmp_pa
 
 @pytest.mark.slow
 def test_the_committed_results_give_the_committed_report(tmp_path, monkeypatch):
-    """Of every study: whoever changes how a report is made, makes them again with --report-only."""
+    """Of every study that can still run: whoever changes how a report is made, makes them again with --report-only."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(figure, "draw", lambda *_: None)  # only the text is compared
     reports = sorted(Path("results").glob("*/report.md"))
     reports = [file for file in reports if Path("studies", f"{file.parent.name}.yaml").is_file()]
     assert Path("results/smoke/report.md") in reports
-    for file in reports:
-        study = load_study(Path("studies", f"{file.parent.name}.yaml"))
+    for file, path in ((file, Path("studies", f"{file.parent.name}.yaml")) for file in reports):
+        if not path.is_file():  # of simulated lag, which a commit that the report names still has
+            continue
+        study = load_study(path)
         records = known_records(plan(study, Path("runs", study.name)), file.parent)
         write_report(study, [*records.values()], tmp_path / study.name)
         assert (tmp_path / study.name / "report.md").read_text() == file.read_text(), f"{file} is not fresh"
