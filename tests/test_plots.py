@@ -130,8 +130,8 @@ def test_seeds_of_one_setting_share_a_label_but_not_with_another_folder():
     assert default_labels(["grpo/seed0", "epo/seed0", "a/x-seed0", "./a/x-seed1"]) == [
         "grpo/seed0",
         "epo/seed0",
-        "x",
-        "x",
+        "a/x",
+        "a/x",
     ]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +60,8 @@ def main(argv: Sequence[str]) -> int:
         "--labels",
         nargs="+",
         metavar="LABEL",
-        help="one label per run; runs with equal labels are averaged (default: the directory's name without -seedN, "
-        "after its folder where runs of several folders would share it)",
+        help="one label per run; runs with equal labels are averaged (default: the path below the folder "
+        "that they share, without -seedN)",
     )
     parser.add_argument(
         "--window", type=at_least(1), default=10, help="number of points in the running mean (default: 10)"
@@ -137,18 +137,10 @@ def average_seeds(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def default_labels(runs: Sequence[str | Path]) -> list[str]:
-    """Labels runs by their directory's name without `-seedN` or `_seedN`, so that seeds of one setting share a label.
-
-    If runs of several folders would share a label, it begins with the folder.
-    """
-    names = [Path(run).resolve().name for run in runs]
-    labels = [re.sub(r"[-_]seed[-_]?\d+$", "", name) or name for name in names]
-    places = Counter(
-        label for label, _ in {(label, Path(run).resolve().parent) for label, run in zip(labels, runs, strict=True)}
-    )
-    return [
-        f"{Path(run).parent}/{label}" if places[label] > 1 else label for label, run in zip(labels, runs, strict=True)
-    ]
+    """Labels runs by their path below the folder that they share, without `-seedN` or `_seedN` at its end."""
+    paths = [Path(run).resolve() for run in runs]
+    shared = os.path.commonpath([path.parent for path in paths])
+    return [re.sub(r"[-_]seed[-_]?\d+$", "", path.relative_to(shared).as_posix()) for path in paths]
 
 
 def plot_runs(
