@@ -100,7 +100,13 @@ class GoldPaths:
         try:
             world = World(jvm)
             world.load(*task, self._simplification, gold_path=True)
-            path = self._tried(world, task, world.gold_path())
+            actions = world.gold_path()
+            seen, turns = world.load(*task, self._simplification), 0
+            for action in actions:
+                seen, turns = world.step(action), turns + 1
+                if seen.completed:
+                    break
+            path = GoldPath(actions, turns if seen.completed and seen.score == 100 else 0)
             world.release()
         except EnvError as error:
             logger.warning("no gold path for %s: %s", task, error)
@@ -111,14 +117,6 @@ class GoldPaths:
         partial.write_text(json.dumps({"turns": path.turns, "actions": path.actions}), encoding="utf-8")
         partial.replace(file)
         return path
-
-    def _tried(self, world: World, task: Task, actions: tuple[str, ...]) -> GoldPath:
-        seen = world.load(*task, self._simplification)
-        for turn, action in enumerate(actions, 1):
-            seen = world.step(action)
-            if seen.completed:
-                return GoldPath(actions, turn if seen.score == 100 else 0)
-        return GoldPath(actions)
 
     def _file(self, task: Task) -> Path:
         return self._folder / task[0] / f"{task[1]}.json"

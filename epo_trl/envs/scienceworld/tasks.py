@@ -22,7 +22,6 @@ from epo_trl.bounds import OneOf, Range, check_bounds, option
 from epo_trl.envs.base import EnvError, read_number
 
 SPLITS = ("train", "iid", "ood", "heldout")
-SIMPLIFICATIONS = ("teleportAction", "selfWateringFlowerPots", "openContainers", "openDoors", "noElectricalAction")
 DRAWN_PER_TYPE = 75  # the committed lists are longer than the default, for runs on few task types
 HELD_OUT = (
     "chemistry-mix-paint-tertiary-color",
@@ -32,16 +31,6 @@ HELD_OUT = (
     "test-conductivity-of-unknown-substances",
 )
 FILE = Path(__file__).with_name("tasks.json")
-
-
-def check_simplification(simplification: str) -> None:
-    """Raises `EnvError` if a simplification is unknown."""
-    names = simplification.split(",") if simplification else []
-    if simplification != "easy" and not set(names) <= set(SIMPLIFICATIONS):
-        raise EnvError(
-            f"simplification: expected 'easy', '' or a comma-separated list from {', '.join(SIMPLIFICATIONS)}, "
-            f"got {simplification!r}"
-        )
 
 
 @lru_cache(maxsize=1)

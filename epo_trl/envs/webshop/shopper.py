@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from epo_trl.envs.base import Info
-from epo_trl.envs.webshop.products import Goal
 from epo_trl.envs.webshop.session import BUY, NEXT, PREVIOUS
 
 Step = tuple[str, str]
@@ -30,11 +29,6 @@ class Wish:
     options: tuple[str, ...]
     price_bound: float
     asin: str = ""
-
-    @classmethod
-    def known(cls, goal: Goal) -> Wish:
-        """Returns the requirements of a goal, with the identifier of its product."""
-        return cls(goal.product.query, goal.attributes, goal.options, goal.price_bound, goal.product.asin)
 
 
 class Shopper:

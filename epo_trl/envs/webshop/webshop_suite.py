@@ -134,4 +134,5 @@ class WebShopSuite(TaskSuite):
         """Returns the wish of an episode from its first info."""
         if self.goods == "generated":
             return read_instruction(info["task"])
-        return Wish.known(self.goal(info["task_id"]))
+        goal = self.goal(info["task_id"])
+        return Wish(goal.product.query, goal.attributes, goal.options, goal.price_bound, goal.product.asin)
