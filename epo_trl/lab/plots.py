@@ -54,18 +54,12 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser(
         "plot", "Draws training reward, training, IID and OOD success, and the entropy of early and late turns."
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="output directory of a training run")
-    parser.add_argument("--out", required=True, metavar="PNG", help="image file to write")
-    parser.add_argument(
-        "--labels",
-        nargs="+",
-        metavar="LABEL",
-        help="one label per run; runs with equal labels are averaged (default: the path below the folder "
-        "that they share, without -seedN)",
-    )
-    parser.add_argument(
-        "--window", type=at_least(1), default=10, help="number of points in the running mean (default: 10)"
-    )
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="output directory of a training run")
+    add("--out", required=True, metavar="PNG", help="image file to write")
+    label = "one per run; runs with equal ones are averaged (default: the path below their common folder, no -seedN)"
+    add("--labels", nargs="+", metavar="LABEL", help=label)
+    add("--window", type=at_least(1), default=10, help="number of points in the running mean (default: 10)")
     args = parser.parse_args(argv)
     say(f"wrote {plot_runs(args.runs, args.out, labels=args.labels, window=args.window)}")
     return 0

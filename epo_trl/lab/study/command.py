@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,19 @@ from epo_trl.errors import one_line
 
 def main(argv: Sequence[str]) -> int:
     """Runs the study, writes the report, and returns the exit code: 0, or 1 if a run has failed."""
-    args = _parser().parse_args(argv)
+    parser = make_parser(
+        "study", "Runs the missing parts of a study and writes its report. Repeat the command to resume."
+    )
+    add = parser.add_argument
+    add("config", metavar="CONFIG", help="YAML file, see docs/study.md, or the name of a shipped study, such as smoke")
+    add("--arms", nargs="+", metavar="NAME", help="only these arms (default: all)")
+    add("--seeds", nargs="+", type=at_least(0), metavar="S", help="seeds that replace those of the file")
+    add("--jobs", type=at_least(1), metavar="N", help="parallel runs (default: cores / threads)")
+    add("--threads", type=at_least(1), default=1, metavar="N", help="threads per run (default: 1)")
+    add("--runs-dir", metavar="DIR", help="folder of the runs (default: runs/NAME)")
+    add("--results-dir", metavar="DIR", help="folder of the results (default: results/NAME)")
+    add("--report-only", action="store_true", help="write a report of existing results without running anything")
+    args = parser.parse_args(argv)
     try:
         from epo_trl.lab.study.study_report import write_report
     except ImportError as error:  # scipy
@@ -45,24 +56,3 @@ def main(argv: Sequence[str]) -> int:
     if others := sorted(read_records(results / RECORDS).keys() - records):
         say(f"not in the report, since neither {args.config} nor --seeds names them: {', '.join(others)}")
     return 1 if failed else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser(
-        "study", "Runs the missing parts of a study and writes its report. Repeat the command to resume."
-    )
-    parser.add_argument(
-        "config", metavar="CONFIG", help="YAML file, see docs/study.md, or the name of a shipped study, such as smoke"
-    )
-    parser.add_argument("--arms", nargs="+", metavar="NAME", help="only these arms (default: all)")
-    parser.add_argument(
-        "--seeds", nargs="+", type=at_least(0), metavar="S", help="seeds that replace those of the file"
-    )
-    parser.add_argument("--jobs", type=at_least(1), metavar="N", help="parallel runs (default: cores / threads)")
-    parser.add_argument("--threads", type=at_least(1), default=1, metavar="N", help="threads per run (default: 1)")
-    parser.add_argument("--runs-dir", metavar="DIR", help="folder of the runs (default: runs/NAME)")
-    parser.add_argument("--results-dir", metavar="DIR", help="folder of the results (default: results/NAME)")
-    parser.add_argument(
-        "--report-only", action="store_true", help="write a report of existing results without running anything"
-    )
-    return parser
