@@ -67,15 +67,10 @@ def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuil
     context.template.check(info)
     view = TurnView(observation, info, history=())
     if context.build([view])[0] is None:
-        unlimited = replace(context, max_prompt_tokens=sys.maxsize, max_context_tokens=None)
-        prompt = unlimited.build([view])[0]
-        assert prompt is not None
+        prompt: Any = replace(context, max_prompt_tokens=sys.maxsize, max_context_tokens=None).build([view])[0]
         needed = f"the {len(prompt.ids)} tokens of the first prompt of task {task_id!r}, with its examples"
         if len(prompt.ids) > context.max_prompt_tokens:
-            raise InputError(
-                f"max_prompt_length: expected at least {needed}, got {context.max_prompt_tokens}; later prompts are "
-                "longer"
-            )
+            raise InputError(f"max_prompt_length: expected at least {needed}, got {context.max_prompt_tokens}")
         raise InputError(
             f"max_completion_length: expected a response that fits the model's {context.max_context_tokens} tokens "
             f"with {needed}, got {context.max_response_tokens}"
@@ -95,7 +90,7 @@ def sampled_tasks(suite: TaskSuite, split: str, count: int | None) -> list[str]:
 
 
 def split_chunks(tasks: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Splits the list into chunks of `size` tasks; the last may have fewer."""
+    """Splits the list into chunks of `size`; the last may have fewer."""
     return [tasks[first : first + size] for first in range(0, len(tasks), size)]
 
 

@@ -217,9 +217,7 @@ def report_files(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
 def format_table(reports: Sequence[EvalReport] | Mapping[str, Sequence[EvalReport]], *, width: int = 120) -> str:
     """Formats reports as a plain-text table: one row per report, followed by one per task type.
 
-    Args:
-        reports: The reports, or a mapping from labels for the first column, such as `"before RL"`, to reports.
-        width: Width of the text in columns.
+    A mapping of reports has the labels of the first column, such as `"before RL"`. `width` is in characters.
     """
     labelled = reports if isinstance(reports, Mapping) else {"": reports}
     rows = [(label, report) for label, group in labelled.items() for report in group]
@@ -231,13 +229,8 @@ def format_table(reports: Sequence[EvalReport] | Mapping[str, Sequence[EvalRepor
     # values shared by all rows go into the title
     shared = [f"{name} {values[0]}" for name, values in heads.items() if name != "what" and len(set(values)) == 1]
     columns = [name for name, values in heads.items() if len(set(values)) > 1 or (name == "what" and any(values))]
-    table = Table(
-        title=plain(", ".join(shared)) if shared else None,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    title = plain(", ".join(shared)) if shared else None
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in (*columns, "split", "task type"):
         table.add_column(heading, overflow="fold")
     scored = any(report.mean_score is not None for _, report in rows)

@@ -111,8 +111,8 @@ Changed = list[tuple[Any, str, float]]
 def turn_off_noise(model: Any) -> Changed:
     """Turns off dropout of every kind, so that training mode computes what evaluation mode does.
 
-    transformers applies dropout by modules and, in many families, by functions whose rate is an attribute of a module
-    or read from the configuration. Returns the settings of the configuration that were changed.
+    transformers applies it by modules, or by functions whose rate is an attribute of a module or a setting. Returns the
+    settings that were changed.
     """
     changed: Changed = []
     for module in model.modules():
@@ -148,8 +148,7 @@ def as_published(changed: Changed) -> Iterator[None]:
 def settle_experts(config: Any) -> bool:
     """Lets TRL find the number of experts of a model under the name that it reads, by an alias of transformers.
 
-    Returns:
-        Whether a router loss is possible: a dense model of a family of mixtures, such as Granite 4.0 350M, has none.
+    Returns whether a router loss is possible: a dense model of a family of mixtures, as Granite 4.0 350M, has none.
     """
     text = config.get_text_config()
     known = [name for name in _OTHER_NAMES if hasattr(text, name)]

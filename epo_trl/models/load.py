@@ -211,23 +211,16 @@ def _to_train_on(adapter: Adapter, quantization_config: Any, args: Any, **kwargs
     return adapter.on(model, is_trainable=True, autocast_adapter_dtype=not one_dtype)
 
 
-# Options of TRL, and their names in an adapter's settings.
-_LORA = {
-    "lora_r": "r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "lora_target_modules": "target_modules",
-    "lora_target_parameters": "target_parameters",
-    "lora_modules_to_save": "modules_to_save",
-    "use_dora": "use_dora",
-    "use_rslora": "use_rslora",
-}
+# Options of TRL; in an adapter's settings, some have no `lora_` in their names.
+_LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters",
+         "lora_modules_to_save", "use_dora", "use_rslora")  # fmt: skip
 
 
 def _check_same_lora(model_args: ModelConfig, adapter: Adapter) -> None:
     """Raises `InputError` for a setting that the adapter does not have."""
-    for name, own in _LORA.items():
-        given, saved = getattr(model_args, name), adapter.settings.get(own)
+    for name in _LORA:
+        given = getattr(model_args, name)
+        saved = adapter.settings.get(name, adapter.settings.get(name.removeprefix("lora_")))
         # PEFT saves names in any order and writes `all-linear` out; TRL unpacks a single name.
         one, other = (set(value) if isinstance(value, list) else {value} for value in (given, saved))
         if given not in (getattr(ModelConfig(), name), "all-linear") and one != other:
