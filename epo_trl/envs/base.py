@@ -78,8 +78,7 @@ class TextEnv(ABC):
     def copy(self) -> Self:
         """Returns an independent environment in the same state. What is random later differs from copy to copy.
 
-        Raises:
-            EnvError: If the environment cannot copy its state, as by default.
+        By default an environment cannot copy its state, and raises `EnvError`.
         """
         raise EnvError(f"environment: expected one that can copy its state (`TextEnv.copy`), got {type(self).__name__}")
 

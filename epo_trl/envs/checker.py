@@ -203,11 +203,8 @@ def _check_copies(env: TextEnv, task_id: str, trace: Trace, player: Player) -> N
 def check_task_suite(suite: TaskSuite) -> None:
     """Raises `EnvCheckError` if lists are empty, unstable or overlap, or if an unknown split name is accepted."""
     name = type(suite).__name__
-    require(
-        bool(getattr(suite, "name", "")),
-        f"{name} has no name",
-        'set the class attribute `name`, for example "my-game", which every reported number carries',
-    )
+    fix = 'set the class attribute `name`, for example "my-game", which every reported number carries'
+    require(bool(getattr(suite, "name", "")), f"{name} has no name", fix)
     begins = suite.splits[:1] == ("train",)
     require(begins, f"{name}.splits is {suite.splits!r}", 'make it a tuple that begins with "train"')
     owner: dict[str, str] = {}
@@ -239,8 +236,7 @@ def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, A
     require(isinstance(env, TextEnv), f"{type(env).__name__} is not a TextEnv", "subclass epo_trl.envs.base.TextEnv")
     where = f"reset of {task_id!r}"
     result = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
-    is_pair = isinstance(result, tuple) and len(result) == 2
-    require(is_pair, f"{where} returned {_shape(result)}", "return `(observation, info)`")
+    _check_length(result, 2, where, "return `(observation, info)`")
     observation, info = result
     _check_answer(where, observation, 0.0, False, False, info)
     require(not info["won"], f"{where}: info['won'] is True before the first action", "clear the state in reset")
@@ -251,11 +247,7 @@ def checked_step(env: TextEnv, action: str, task_id: str, first: Info) -> Step:
     """Calls `step` and returns its result, or raises `EnvCheckError`. `first` is the info of the reset before it."""
     where = f"step({action[:40]!r}) in {task_id!r}"
     result = env.step(action)
-    require(
-        isinstance(result, tuple) and len(result) == 5,
-        f"{where} returned {_shape(result)}",
-        "return `(observation, reward, terminated, truncated, info)`",
-    )
+    _check_length(result, 5, where, "return `(observation, reward, terminated, truncated, info)`")
     observation, reward, terminated, truncated, info = result
     _check_answer(where, *result)
     require(
@@ -280,8 +272,9 @@ def checked_step(env: TextEnv, action: str, task_id: str, first: Info) -> Step:
     return observation, float(reward), bool(terminated), bool(truncated), info
 
 
-def _shape(result: object) -> str:
-    return f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+def _check_length(result: object, length: int, where: str, fix: str) -> None:
+    shape = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    require(isinstance(result, tuple) and len(result) == length, f"{where} returned {shape}", fix)
 
 
 def _check_answer(where: str, observation: str, reward: Any, terminated: Any, truncated: Any, info: Info) -> None:
@@ -289,9 +282,8 @@ def _check_answer(where: str, observation: str, reward: Any, terminated: Any, tr
         checked_outcome(observation, reward, terminated, truncated, info)
     except EnvError as error:
         raise EnvCheckError(f"{where}: {error}") from None
-    require(
-        bool(observation.strip()), f"{where}: the observation is {observation!r}", "return a text that is not empty"
-    )
+    fix = "return a text that is not empty"
+    require(bool(observation.strip()), f"{where}: the observation is {observation!r}", fix)
     for key, kind in (("won", "bool"), ("task", "str"), ("task_type", "str"), ("admissible_actions", "tuple, or None")):
         require(key in info, f"{where}: info has no {key!r}", f"add info[{key!r}], a {kind}")
     for key in ("task", "task_type"):

@@ -27,13 +27,8 @@ def environment_arguments(name: str, folder: Path | None = None) -> type[Any]:
     Its fields are the options, and `make_suite()` returns the task suite. The class attribute `MAY_CHANGE`, if any,
     names the fields that do not change what is learned: a resumed run may change them.
 
-    Args:
-        name: A key of `ENVIRONMENTS`, or `"module:Class"` for a user's environment. The module is also searched in the
-            current folder.
-        folder: Another folder to search: the config's.
-
-    Raises:
-        EnvError: If there is no such environment, or the class is not a dataclass with `make_suite()`.
+    `name` is a key of `ENVIRONMENTS`, or `"module:Class"` for a user's environment. Its module is also searched in the
+    current folder and in `folder`, that of the config.
     """
     for place in dict.fromkeys([Path.cwd(), *([folder.resolve()] if folder else [])]):
         if str(place) not in sys.path:  # last, so that nothing in it shadows a library

@@ -27,13 +27,10 @@ class Response:
 
 
 class Engine(ABC):
-    """Samples a response to each prompt. The rollout submits the next prompt of an episode when it is known.
+    """Samples a response to each prompt. The rollout submits the next prompt of an episode when it is known."""
 
-    Attributes:
-        in_step: Whether `collect` generates for all submitted prompts in one call, so that the rollout first submits
-            those of all running episodes. Otherwise each episode goes on as soon as its own response is there.
-    """
-
+    # Whether `collect` generates for all submitted prompts in one call, so that the rollout first submits those of all
+    # running episodes. Otherwise each episode goes on as soon as its own response is there.
     in_step = False
 
     @abstractmethod

@@ -1,11 +1,4 @@
-"""Task suites in TRL's plain GRPOTrainer, as its `environment_factory`.
-
-    trainer = GRPOTrainer(
-        model,
-        train_dataset=task_dataset(suite, "train"),
-        environment_factory=as_environment_factory(suite, RolloutSettings(max_turns=20)),
-        args=GRPOConfig(max_completion_length=4096),  # of the whole episode, including the environment's text
-    )
+"""Task suites in TRL's plain GRPOTrainer, as its `environment_factory`; see docs/other_worlds.md.
 
 The reward equals that of `EPOTrainer` with the same settings. The environment returns it, so no reward function is
 needed.

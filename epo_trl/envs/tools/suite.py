@@ -1,10 +1,5 @@
 """Environments written for TRL's `environment_factory`: a class whose public methods are tools.
 
-    class Countdown:
-        def reset(self, **row) -> str | None: ...     # gets the columns of a row of the dataset
-        def guess(self, number: int) -> str: ...      # a tool: typed, with a docstring that has `Args:`
-        def get_reward(self) -> float: ...            # and/or reward functions beside it
-
 An action is a tool call in JSON. It is treated as data: it is checked against the method's types, and an invalid call
 is an invalid action. What a tool returns is the observation; so is the exception of a tool, as with TRL.
 """

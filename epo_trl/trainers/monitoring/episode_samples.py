@@ -61,12 +61,9 @@ class EpisodeSamples:
         return TurnTexts(self.tokenizer.decode(ids, **whole), tuple(token_pieces(self.tokenizer, turn.response_ids)))
 
     def add_entropy(self, rows: Sequence[int], sampled: Tensor, entropy: Tensor) -> None:
-        """Adds the entropies of rows scored by the behaviour policy.
+        """Adds the (b, T) entropies, in nats, of rows scored by the behaviour policy.
 
-        Args:
-            rows: Indices of the b rows among this rank's episodes.
-            sampled: (b, T) boolean on the CPU, true on sampled tokens.
-            entropy: (b, T) entropies in nats.
+        `rows` are their indices among this rank's episodes; `sampled` (b, T) on the CPU is true on sampled tokens.
         """
         kept = {row: i for row, i in enumerate(rows) if i in self._samples}
         if not kept:

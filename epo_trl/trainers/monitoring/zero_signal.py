@@ -32,10 +32,8 @@ class Streak:
 def compared_rewards(rewards: Tensor, weights: Tensor, aggregation: str) -> Tensor:
     """Returns what TRL compares in a group: (N, 1) weighted sums, or (N, F) rewards, before it normalizes them.
 
-    Args:
-        rewards: (N, F) rewards of N episodes by F reward functions, NaN where there is none. A sum takes that as 0.
-        weights: (F,) weights of the functions. One of weight 0 is not compared.
-        aggregation: TRL's `multi_objective_aggregation`.
+    `rewards` are (N, F) of N episodes by F reward functions, NaN where there is none; a sum takes that as 0. A function
+    of weight 0 is not compared. `aggregation` is TRL's `multi_objective_aggregation`.
     """
     if aggregation == "normalize_then_sum":
         return rewards[:, weights != 0]
@@ -44,11 +42,9 @@ def compared_rewards(rewards: Tensor, weights: Tensor, aggregation: str) -> Tens
 
 
 def equal_within_groups(rewards: Tensor, group: int) -> Tensor:
-    """Returns (G,) booleans: whether all rewards within a group are equal up to rounding.
+    """Returns (G,) booleans: whether all (N, F) rewards within a group are equal up to rounding.
 
-    Args:
-        rewards: (N, F) rewards of N episodes, NaN where there is none. Members of a group are adjacent.
-        group: Number of episodes that are compared with each other.
+    A reward may be NaN. The members of a group, so many as `group`, are adjacent.
     """
     low, high = _extremes(rewards.view(-1, group, rewards.shape[1]))
     # With a tolerance: rewards that are sums over turns have rounding errors.
