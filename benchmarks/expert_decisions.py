@@ -21,7 +21,7 @@ from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.cli.options import parse_options, read_command_line
 from epo_trl.envs.base import TaskSuite
 from epo_trl.models import load_policy
-from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
+from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, few_shot_of
 
 CONFIG = "alfworld/sft_plain_cpu"
 OPENING = "<action>"  # the token before the verb
@@ -40,7 +40,7 @@ def answers(model: torch.nn.Module, turns: list[Demonstration]) -> Iterator[tupl
 def count(suite: TaskSuite, shown: DemonstrationArguments, name: str, split: str, episodes: int) -> Counter[str]:
     """Counts decisions by the expert's verb, with the suffix " right" those that agree."""
     model, tokenizer = load_policy(ModelConfig(name), suite, shown.template_for(suite))
-    context = shown.build_context(suite, tokenizer, shown.few_shot_of(suite), shown.context, shown.history_length)
+    context = shown.build_context(suite, tokenizer, few_shot_of(shown, suite), shown.context, shown.history_length)
     ids = list(suite.task_ids(split))
     tasks = [(ids[number * len(ids) // episodes], number) for number in range(episodes)]
     found: Counter[str] = Counter()

@@ -32,9 +32,9 @@ from epo_trl.envs.scienceworld.tasks import TaskLists  # noqa: E402
 from epo_trl.envs.tools import ToolsArguments  # noqa: E402
 from epo_trl.envs.trap import TrapSuite  # noqa: E402
 from epo_trl.envs.webshop import WebShopSuite  # noqa: E402
-from epo_trl.rollout.few_shot import FewShotArguments  # noqa: E402
 from epo_trl.rollout.spec import (  # noqa: E402
     EpisodeArguments,
+    FewShotArguments,  # noqa: E402
     PromptArguments,
     ProtocolArguments,
     ResponseArguments,

@@ -52,9 +52,9 @@ from epo_trl.models import policy_for_training
 from epo_trl.models.load import config_of, end_ids_of, sequence_limit, tokenizer_of
 from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import PromptTemplate
-from epo_trl.rollout.demonstrations import Demonstration
-from epo_trl.rollout.few_shot import FewShot
+from epo_trl.rollout.demonstrations import Demonstration, few_shot_of
 from epo_trl.rollout.spec import ResponseArguments
+from epo_trl.rollout.templates import FewShot
 from epo_trl.runs.callbacks import EXIT_CODE
 from epo_trl.runs.checkpoint_files import what_model
 from epo_trl.runs.guards import TooManyAborted, first_errors
@@ -139,7 +139,7 @@ def collect_successes(
         TooManyAborted: If the environment failed in most episodes. Nothing is saved then.
         ValueError: If the folder holds episodes that were played with other settings.
     """
-    state, shots = PartialState(), options.few_shot_of(suite)
+    state, shots = PartialState(), few_shot_of(options, suite)
     settings = {
         "policy": what_model(str(player.model_name_or_path)),
         "revision": player.model_revision,

@@ -39,7 +39,7 @@ from epo_trl.methods.epo import EPOConstantBeta, EPODecay
 from epo_trl.methods.gated import Gated
 from epo_trl.methods.registry import load_class
 from epo_trl.rollout import RolloutSettings
-from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.rollout.spec import FewShotArguments
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 from epo_trl.trainers.config import THEIR_BOUNDS
 

@@ -250,10 +250,3 @@ def test_no_worker_outlives_python_even_if_it_hangs(end):
 
 
 # --- Wrong input ---------------------------------------------------------------------------------------------------
-
-
-def test_a_suite_that_cannot_be_sent_is_named():
-    suite = ToySuite()
-    suite.rule = lambda: None
-    with pytest.raises(EnvError, match="suite: 'treasure-hunt' cannot be sent to a worker process: .*lambda"):
-        PooledSuite(suite)

@@ -20,8 +20,9 @@ from trainer_kit import make_config
 from epo_trl.envs.toy import ToySuite
 from epo_trl.rollout import PromptTemplate, RolloutSettings, TemplateError, play_episodes
 from epo_trl.rollout.context import TurnView
+from epo_trl.rollout.demonstrations import few_shot_of
 from epo_trl.rollout.encoding import control_tokens
-from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.rollout.spec import FewShotArguments
 from epo_trl.rollout.templates import Example, PastTurn
 from epo_trl.trainers.critic.values import final_states
 from epo_trl.trainers.setup import build_rules
@@ -147,7 +148,7 @@ class Watched(ToySuite):
 
 def expert_examples(suite, count, *, max_turns, seed=0, env_options=None):
     options = FewShotArguments(few_shot=count, few_shot_turns=max_turns, few_shot_seed=seed)
-    return options.few_shot_of(suite, env_options).examples
+    return few_shot_of(options, suite, env_options).examples
 
 
 def test_examples_are_won_by_the_expert_on_training_tasks_and_the_seed_chooses_them():
@@ -188,7 +189,7 @@ def texts_of(tokenizer, context, suite):
 def test_training_and_its_evaluation_show_the_examples_that_the_evaluation_recipe_shows(tokenizer, tmp_path):
     suite, few = ToySuite(), {"few_shot": 2, "few_shot_turns": 5, "few_shot_seed": 3}
     args = make_config(tmp_path, prompt_template="react", protocol="alfworld50", max_prompt_length=9999, **few)
-    rules, shots = build_rules(args, suite, tokenizer), FewShotArguments(**few).few_shot_of(suite)
+    rules, shots = build_rules(args, suite, tokenizer), few_shot_of(FewShotArguments(**few), suite)
     assert rules.context.examples == rules.eval_context.examples == shots.examples and len(shots.examples) == 2
     assert rules.protocol.name == f"alfworld50+few_shot={shots.label}"
     assert REACT.shown(shots.examples) in texts_of(tokenizer, rules.context, suite)

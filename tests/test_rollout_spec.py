@@ -14,8 +14,8 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import protocol_context, protocol_settings
 from epo_trl.rollout import RolloutSettings
-from epo_trl.rollout.few_shot import FewShot
 from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
+from epo_trl.rollout.templates import FewShot
 from epo_trl.trainers.setup import build_rules
 
 ROOT = Path(__file__).parents[1]

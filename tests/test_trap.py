@@ -8,8 +8,8 @@ from epo_trl.envs.checker import checked_reset
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.trap import COLOURS, HATCH, Trap, TrapSuite, door_on, go_through
 from epo_trl.models.corpus import corpus
-from epo_trl.rollout.demonstrations import play_expert
-from epo_trl.rollout.few_shot import FewShotArguments
+from epo_trl.rollout.demonstrations import few_shot_of, play_expert
+from epo_trl.rollout.spec import FewShotArguments
 
 
 class TestTrap(EnvContract):
@@ -84,7 +84,7 @@ def test_an_expert_episode_is_the_same_in_every_environment():
         for env in (suite.make_env(), suite.make_env())
     )
     assert first == second and 0 < sum(first) < len(first)
-    assert FewShotArguments(few_shot=9).few_shot_of(suite) == FewShotArguments(few_shot=9).few_shot_of(suite)
+    assert few_shot_of(FewShotArguments(few_shot=9), suite) == few_shot_of(FewShotArguments(few_shot=9), suite)
 
 
 def test_the_corpus_does_not_depend_on_how_many_environments_were_made():

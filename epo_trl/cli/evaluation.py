@@ -39,8 +39,9 @@ from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.load import check_model_name, config_of, sequence_limit
 from epo_trl.models.vllm import load_vllm_policy
 from epo_trl.rollout import ContextBuilder, Engine, PromptTemplate
-from epo_trl.rollout.few_shot import FewShot, FewShotArguments
-from epo_trl.rollout.spec import ProtocolArguments, ResponseArguments
+from epo_trl.rollout.demonstrations import few_shot_of
+from epo_trl.rollout.spec import FewShotArguments, ProtocolArguments, ResponseArguments
+from epo_trl.rollout.templates import FewShot
 from epo_trl.runs.checkpoint_files import what_model
 from epo_trl.runs.guards import SHOWN, TooManyAborted
 from epo_trl.runs.run_lock import make_folder, on_main_process, place_lock
@@ -269,7 +270,7 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
     """
     state = PartialState()
     protocol, lists = load_protocol(args, suite), load_task_lists(args, suite)
-    shots = args.few_shot_of(suite, protocol.env_options)
+    shots = few_shot_of(args, suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
     with contextlib.ExitStack() as held:
         partial = None

@@ -23,7 +23,7 @@ from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import fitted, freeze_unread, settle_experts
 from epo_trl.models.load import end_ids_of, sequence_limit
 from epo_trl.models.muon import make_muon
-from epo_trl.rollout.demonstrations import Demonstration, expert_episodes
+from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, few_shot_of
 from epo_trl.rollout.spec import EpisodeArguments, PromptArguments
 from epo_trl.runs.callbacks import EXIT_CODE
 from epo_trl.runs.long_run import LongRun
@@ -63,7 +63,7 @@ def demonstrations(
     Raises:
         InputError: If there is no demonstration.
     """
-    shots = args.few_shot_of(suite)
+    shots = few_shot_of(args, suite)
     context = args.build_context(suite, tokenizer, shots, args.context, args.history_length, end_ids=end_ids)
     ids = suite.demonstration_tasks("train", args.max_turns, args.episodes)
     tasks = [(ids[i % len(ids)], seed * args.episodes + i) for i in range(args.episodes if ids else 0)]

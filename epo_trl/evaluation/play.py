@@ -18,9 +18,9 @@ from epo_trl.errors import InputError
 from epo_trl.evaluation.protocol import Protocol
 from epo_trl.rollout import ContextBuilder, Engine, RolloutSettings, finished_episodes
 from epo_trl.rollout.context import TurnView
-from epo_trl.rollout.few_shot import FewShot
 from epo_trl.rollout.loop import Generate
 from epo_trl.rollout.spec import ResponseArguments
+from epo_trl.rollout.templates import FewShot
 from epo_trl.types import Episode
 
 T = TypeVar("T")

@@ -25,6 +25,7 @@ from epo_trl.evaluation.samples import plain
 from epo_trl.models.load import check_model_name, tokenizer_of
 from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import ContextBuilder, Engine, InStep
+from epo_trl.rollout.demonstrations import few_shot_of
 from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.types import Episode, StopReason
 
@@ -184,7 +185,7 @@ def open_player(
     """Returns the builder of the prompts, if a model reads them or they are shown, and the engine of a model."""
     if not args.is_model and not args.show_prompt:
         return None, None
-    shots = args.few_shot_of(suite, protocol.env_options)
+    shots = few_shot_of(args, suite, protocol.env_options)
     if args.is_model:
         model_args.model_name_or_path = args.player
         policy, context = load_player(suite, args, model_args, protocol, shots)

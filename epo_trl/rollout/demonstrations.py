@@ -1,13 +1,13 @@
-"""Expert episodes as training examples: the exact prompts of the policy, with the expert's answers."""
+"""Expert episodes as training examples (the policy's prompts with the expert's answers) and as few-shot examples."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from epo_trl.envs.base import Info, TaskSuite, TextEnv
 from epo_trl.envs.border import checked_answer, squeeze
@@ -15,10 +15,12 @@ from epo_trl.envs.checker import checked_reset
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import ContextBuilder, Prompt, TurnView
 from epo_trl.rollout.running_episode import RunningEpisode
-from epo_trl.rollout.spec import RolloutSettings
+from epo_trl.rollout.spec import FewShotArguments, RolloutSettings
+from epo_trl.rollout.templates import Example, FewShot, PastTurn
 from epo_trl.types import StopReason
 
 ACTION = "<action> {action} </action>"
+TRIES = 20  # maximum number of training tasks to try per few-shot example
 ANSWER = f"<think> {{thought}} </think> {ACTION}"
 
 
@@ -133,6 +135,38 @@ def play_expert(
         turns.append(ExpertTurn(view, thought, action, played))
         episode.act(played, thought=squeeze(thought) if thoughts else "", verbatim=True)
     return turns, bool(episode.info["won"]), episode.stop in (StopReason.WON, StopReason.LOST)
+
+
+def few_shot_of(options: FewShotArguments, suite: TaskSuite, env_options: Mapping[str, Any] | None = None) -> FewShot:
+    """Returns the examples in front of the first prompt: the first episodes that the suite's expert wins.
+
+    Plays training tasks in random order; the examples are the same in every process. `env_options` are
+    further options for every `reset`.
+
+    Raises:
+        InputError: If the expert wins too few of the tried tasks within the turns.
+    """
+    count = options.few_shot
+    if not count:
+        return FewShot()
+    ids = list(suite.demonstration_tasks("train", options.few_shot_turns, TRIES * count))
+    chance = random.Random(options.few_shot_seed)
+    chance.shuffle(ids)
+    found: list[Example] = []
+    with contextlib.closing(suite.make_env()) as env:
+        for task_id in ids:
+            own = chance.randrange(2**31)
+            start = checked_reset(env, task_id, own, env_options)
+            turns, won, _ = play_expert(suite, env, start, own, options.few_shot_turns)
+            if won:
+                past = (PastTurn(turn.view.observation, turn.action, squeeze(turn.thought)) for turn in turns)
+                found.append(Example(str(start[1]["task"]), tuple(past)))
+            if len(found) == count:
+                return FewShot(tuple(found))
+    raise InputError(
+        f"few_shot: got {count}, but of {len(ids)} training tasks the expert solved {len(found)} within "
+        f"few_shot_turns={options.few_shot_turns}; use fewer examples, or more turns"
+    )
 
 
 def _with_mistake(action: str, known: set[str], info: Info, rate: float, chance: random.Random) -> str:

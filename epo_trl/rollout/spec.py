@@ -19,9 +19,8 @@ from epo_trl.bounds import Count, CountOrZero, Finite, NonNegative, OneOf, Range
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.rollout.context import CONTEXTS, ContextBuilder
-from epo_trl.rollout.few_shot import FewShot, FewShotArguments
 from epo_trl.rollout.parsing import ActionFormat, TaggedActions
-from epo_trl.rollout.templates import PromptTemplate
+from epo_trl.rollout.templates import FewShot, PromptTemplate
 from epo_trl.rollout.tool_calls import ToolCalls
 from epo_trl.types import LARGEST_REWARD
 
@@ -29,6 +28,20 @@ ACTION_FORMATS = ("tags", "tool_calls")
 INVALID_ACTIONS = ("pass", "skip")
 # The engine's own `won`; or that it ended the episode, for whatever reason, with a score above 0 (exploitable).
 SUCCESS_RULES = ("won", "ended-with-score")
+
+
+@dataclass
+class FewShotArguments:
+    """Options for the examples in front of the first prompt."""
+
+    few_shot: CountOrZero = option(
+        0, "Example episodes in the prompt, played by the environment's expert on training tasks."
+    )
+    few_shot_turns: Count = option(12, "Maximum length of an example in turns; longer training tasks are skipped.")
+    few_shot_seed: int = option(0, "Seed for the examples' training tasks and for the expert's choices.")
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 @dataclass

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +44,21 @@ class Example:
     turns: tuple[PastTurn, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FewShot:
+    """Examples in front of the first prompt."""
+
+    examples: tuple[Example, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Their number and the first digits of a checksum, such as `"2-9f86d081"`; `""` for none."""
+        if not self.examples:
+            return ""
+        content = json.dumps([astuple(example) for example in self.examples])
+        return f"{len(self.examples)}-{sha256(content.encode()).hexdigest()[:8]}"
+
+
 class TemplateError(InputError):
     """A template file is missing, uses an unknown field, or lacks a required one."""
 
@@ -72,10 +88,8 @@ class PromptTemplate:
         texts = {}
         for part in (*PARTS, *OPTIONAL_PARTS):
             path = folder / f"{part}.txt"
-            if not path.is_file():
-                if part in OPTIONAL_PARTS:
-                    continue
-                raise TemplateError(f"prompt_template: {path} is missing")
+            if part in OPTIONAL_PARTS and not path.is_file():
+                continue
             texts[part] = path.read_text(encoding="utf-8-sig").rstrip("\n")
             fields = _fields(texts[part], path)
             if part in ("first", "next") and "task" not in fields:

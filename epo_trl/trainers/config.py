@@ -17,7 +17,6 @@ from epo_trl.methods import as_names, build_methods
 from epo_trl.models.generate import narrowing
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
-from epo_trl.rollout.few_shot import FewShotArguments
 from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
 from epo_trl.runs.run_settings import LongRunArguments, check_training_arguments
 from epo_trl.trainers.support import check_config
@@ -242,7 +241,6 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         check_bounds(self, THEIR_BOUNDS)
         if not self.kappa_low <= self.kappa_high < math.inf:
             raise InputError(f"kappa_high: expected a number >= kappa_low ({self.kappa_low}), got {self.kappa_high}")
-        FewShotArguments.__post_init__(self)
         settle_defaults(self)
         check_config(self)
         self.num_generations_eval = 1

@@ -24,6 +24,7 @@ from epo_trl.models.families import Changed, fitted, freeze_unread, turn_off_noi
 from epo_trl.models.load import check_output_dir, load_tokenizer, sequence_limit
 from epo_trl.models.tiny import tiny_size
 from epo_trl.rollout import ContextBuilder, RolloutSettings
+from epo_trl.rollout.demonstrations import few_shot_of
 from epo_trl.runs.run_settings import uses_zero3
 from epo_trl.scoring.turn_forward import Passes
 from epo_trl.trainers.collection import Player
@@ -77,7 +78,7 @@ def build_rules(
             context=args.context,
         )
     )
-    shots = args.few_shot_of(suite, protocol.env_options)
+    shots = few_shot_of(args, suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
     return RolloutRules(
         args.build_context(suite, tokenizer, shots, args.context, args.history_length),

@@ -75,10 +75,7 @@ class PooledSuite(TaskSuite):
         self.suite = suite
         self.pool = settings or PoolSettings()
         self.settings = suite.settings  # of the games in the workers, which have a copy of the suite
-        try:
-            sent = pickle.dumps(suite)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise EnvError(f"suite: {suite.name!r} cannot be sent to a worker process: {error}") from error
+        sent = pickle.dumps(suite)
         self._workers = [Worker(sent, self.pool) for _ in range(self.pool.workers)]
 
     def __getattribute__(self, name: str) -> Any:

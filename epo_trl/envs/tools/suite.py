@@ -124,11 +124,7 @@ class ToolSuite(TaskSuite):
 
     def make_expert(self, seed: int = 0) -> Expert:
         """Creates the player for demonstrations, or raises `EnvError` if none was given."""
-        if self._expert is None:
-            raise EnvError(
-                f"demonstrator: expected 'module:Class' (in Python: expert), got none: {self.name!r} has no expert"
-            )
-        return self._expert(seed)
+        return super().make_expert(seed) if self._expert is None else self._expert(seed)
 
 
 @dataclass

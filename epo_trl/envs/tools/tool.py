@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from epo_trl.envs.base import EnvError
 
@@ -65,10 +65,7 @@ class Tool:
             is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
             if not is_named or parameter.annotation is parameter.empty:
                 raise EnvError(f"the tool {name!r}: expected named arguments with types, got {parameter}")
-            try:
-                parameters[parameter.name] = TypeAdapter(parameter.annotation)
-            except PydanticUserError as error:
-                raise EnvError(f"the tool {name!r}: {parameter}: JSON cannot express its type") from error
+            parameters[parameter.name] = TypeAdapter(parameter.annotation)
         required = tuple(p.name for p in signature.parameters.values() if p.default is p.empty)
         return cls(name, f"{name}{signature}\n{doc}", parameters, required)
 

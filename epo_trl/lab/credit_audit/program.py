@@ -29,8 +29,7 @@ from epo_trl.methods import build_methods
 from epo_trl.models import load_policy
 from epo_trl.models.generate import UNCHANGED, SamplingPolicy
 from epo_trl.models.load import sequence_limit
-from epo_trl.rollout.few_shot import FewShotArguments
-from epo_trl.rollout.spec import EpisodeArguments, ResponseArguments, RewardArguments
+from epo_trl.rollout.spec import EpisodeArguments, FewShotArguments, ResponseArguments, RewardArguments
 from epo_trl.runs.checkpoint_files import what_model
 from epo_trl.runs.run_lock import folder_lock
 from epo_trl.runs.state_file import read_state, write_atomically, write_state
