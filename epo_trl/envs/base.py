@@ -191,26 +191,16 @@ def stratified_sample(items: Sequence[T], count: int) -> list[T]:
 
 
 class TaskSuite(ABC):
-    """Fixed lists of tasks, and the environments that play them.
+    """Fixed lists of tasks, and the environments that play them."""
 
-    Attributes:
-        name: Name in every reported number, for example `"alfworld-generated"`.
-        splits: Names of the task lists. `"train"` comes first; `"iid"` and `"ood"` are the test lists.
-        protocol: Name of the default evaluation protocol; `""` if it has to be chosen explicitly.
-        prompt_template: Name or folder of the default prompt template.
-        tools: Functions that can be called, with types and docstrings, if actions are tool calls in JSON.
-        verbatim: Whether an unlisted action reaches the environment unchanged, including white space: it may be code or
-            JSON. Otherwise white space is collapsed.
-        instant: Whether no reset or step takes more than some milliseconds or can hang. A server then calls them
-            without a thread and a time limit.
-    """
-
-    name: str
-    splits: tuple[str, ...] = ("train", "iid", "ood")
-    protocol: str = ""
-    prompt_template: str = "general"
-    tools: Sequence[Callable[..., Any]] = ()
-    verbatim: bool = False
+    name: str  # in every reported number, for example "alfworld-generated"
+    splits: tuple[str, ...] = ("train", "iid", "ood")  # "train" comes first; "iid" and "ood" are the test lists
+    protocol: str = ""  # name of the default evaluation protocol; "" if it has to be chosen explicitly
+    prompt_template: str = "general"  # name or folder of the default one
+    tools: Sequence[Callable[..., Any]] = ()  # with types and docstrings, if actions are tool calls in JSON
+    verbatim: bool = False  # whether an unlisted action keeps its white space: it may be code or JSON
+    # Whether no reset or step takes more than some milliseconds or can hang. A server then calls them without a thread
+    # and a time limit.
     instant: bool = False
 
     @property

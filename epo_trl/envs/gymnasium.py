@@ -9,7 +9,7 @@ from typing import Any, Self
 from epo_trl.bounds import option, read_mapping
 from epo_trl.envs.base import EnvError, Info
 from epo_trl.envs.border import flag
-from epo_trl.envs.numbered import NO_ACTION, NumberedArguments, NumberedEnv
+from epo_trl.envs.numbered import NO_ACTION, NumberedArguments, NumberedEnv, shown
 
 
 class GymnasiumEnv(NumberedEnv):
@@ -27,7 +27,7 @@ class GymnasiumEnv(NumberedEnv):
         """Returns the first observation of a task. Gymnasium's seed is the task's number; `seed` is not used."""
         number, rest = self._seed(options)
         observation, state = self._game.reset(seed=number, options=rest or None)
-        return _text(observation), self._begin(self._listing(state))
+        return shown(observation), self._begin(self._listing(state))
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Performs an action."""
@@ -40,7 +40,7 @@ class GymnasiumEnv(NumberedEnv):
         given = self._actions[action] if self._actions else action
         observation, reward, terminated, truncated, state = self._game.step(given)
         ends = {"terminated": flag("terminated", terminated), "truncated": flag("truncated", truncated)}
-        return _text(observation), *self._go_on(self._listing(state), float(reward), **ends)
+        return shown(observation), *self._go_on(self._listing(state), float(reward), **ends)
 
     def _listing(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the environment's info, with the action names added where actions are numbers."""
@@ -104,8 +104,3 @@ def _numbers(game: Any, given: GymnasiumArguments) -> dict[str, int]:
         count = f"{space.n} different" if isinstance(space, gymnasium.spaces.Discrete) else "no"
         raise EnvError(f"action_names: expected {count} names for the actions {str(space)[:100]}, got {names}")
     return {name: int(space.start) + index for index, name in enumerate(names)}
-
-
-def _text(observation: Any) -> str:
-    text = str(observation)
-    return text if text.strip() else "(nothing)"

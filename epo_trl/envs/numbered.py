@@ -117,6 +117,11 @@ class NumberedEnv(TextEnv):
         }
 
 
+def shown(text: Any) -> str:
+    """Returns an observation as text that is not blank."""
+    return str(text) if str(text).strip() else "(nothing)"
+
+
 def _flag(state: Mapping[str, Any], key: str, *, default: bool) -> bool:
     """Returns a field as a bool; the default for a missing one or `None`, which a server's optional fields are.
 

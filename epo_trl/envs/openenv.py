@@ -18,7 +18,7 @@ from epo_trl.bounds import Positive, option, read_mapping
 from epo_trl.envs.base import AsyncTextEnv, EnvError, Info
 from epo_trl.envs.border import flag
 from epo_trl.envs.loop import submit
-from epo_trl.envs.numbered import NO_ACTION, NumberedArguments, NumberedEnv
+from epo_trl.envs.numbered import NO_ACTION, NumberedArguments, NumberedEnv, shown
 
 # Endings of a server's error for an action that it cannot read or rejects, or that its environment rejects.
 _REFUSALS = ("(code: INVALID_JSON)", "(code: VALIDATION_ERROR)", "(code: EXECUTION_ERROR)")
@@ -140,8 +140,7 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
                 found = found[int(part)] if isinstance(found, list) else found[part]
         except (LookupError, TypeError, ValueError) as error:
             raise EnvError(f"observation_key: expected a key of {str(self._state)[:200]}, got {key!r}") from error
-        text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
-        return text if text.strip() else "(nothing)"
+        return shown(found if isinstance(found, str) else json.dumps(found, ensure_ascii=False))
 
 
 @dataclass(eq=False)

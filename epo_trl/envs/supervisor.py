@@ -44,10 +44,6 @@ class ChildProcess:
         let_go: Closes, in a forked child of Python, what keeps the process alive besides `stdin` and `stdout`.
         clean_up: Called once, after the process has ended.
         popen: Other arguments of `subprocess.Popen`.
-
-    Attributes:
-        end: Reason why there will be no more answers; `""` until the process is closed.
-        hung: Whether the process was killed because it did not answer in time.
     """
 
     def __init__(
@@ -55,8 +51,8 @@ class ChildProcess:
     ) -> None:
         self._process: subprocess.Popen[bytes] = subprocess.Popen(command, start_new_session=True, **popen)
         self.name = f"{what} (process {self.pid})"
-        self.end = ""
-        self.hung = False
+        self.end = ""  # reason why there will be no more answers
+        self.hung = False  # whether the process was killed because it did not answer in time
         _ours[self._process] = let_go
         self._stop = weakref.finalize(self, _stop, self._process, clean_up)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import safetensors.torch
@@ -91,23 +91,19 @@ def hide_critic(trainer: GRPOTrainer) -> None:
     The reference model has no critic, and `sync_ref_model` pairs all parameters of both models. vLLM has no critic, and
     TRL sends it all parameters.
     """
+
+    def without_critic(sync: Callable[..., None]) -> Callable[..., None]:
+        def sync_policy(*args: Any) -> None:
+            with critic_aside(trainer.model):
+                sync(*args)
+
+        return sync_policy
+
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, SyncRefModelCallback):
-            sync = callback.sync_target_model
-
-            def sync_policy(model: Any, *args: Any, sync: Any = sync) -> None:
-                with critic_aside(model):
-                    sync(model, *args)
-
-            callback.sync_target_model = sync_policy
+            callback.sync_target_model = without_critic(callback.sync_target_model)
     if trainer.use_vllm:
-        sync_weights = trainer.vllm_generation.sync_weights
-
-        def sync_policy_weights() -> None:
-            with critic_aside(trainer.model):
-                sync_weights()
-
-        trainer.vllm_generation.sync_weights = sync_policy_weights
+        trainer.vllm_generation.sync_weights = without_critic(trainer.vllm_generation.sync_weights)
 
 
 def critic_prefix(model: Any, critic: Critic) -> str:
