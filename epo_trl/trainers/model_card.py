@@ -54,10 +54,6 @@ class OwnModelCard:
         """Number of optimizer steps of the model's weights."""
         return self.state.global_step if self.best_step is None else self.best_step
 
-    def card_rows(self) -> dict[str, str]:
-        """Returns rows of the card's table. `method` is Markdown, phrased to follow "trained with"."""
-        raise NotImplementedError
-
     def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
         """Writes the card to `output_dir`."""
         super().create_model_card(model_name, *args, **kwargs)  # type: ignore[misc]
@@ -72,7 +68,10 @@ class OwnModelCard:
 
 
 def write_card(trainer: Any, folder: Path) -> None:
-    """Writes the card of the trainer's current model."""
+    """Writes the card of the trainer's current model.
+
+    `card_rows()` of the trainer returns rows of its table. `method` is Markdown, phrased to follow "trained with".
+    """
     args, suite, adapter = trainer.args, trainer.suite, is_peft_model(trainer.model)
     base, step = trainer.model.config.name_or_path or "", trainer.step_of_weights
     name = (args.hub_model_id or str(Path(args.output_dir).resolve())).split("/")[-1]

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from epo_trl.bounds import option
 from epo_trl.envs.base import EnvError, Expert, TaskSuite, split_task_id
 from epo_trl.envs.registry import named_object
-from epo_trl.envs.tools.env import ToolEnv, awaited, final_answer, list_tools, to_text
+from epo_trl.envs.tools.env import ToolEnv, awaited, list_tools, to_text
 from epo_trl.envs.tools.tool import tool_call
 
 __all__ = ["ToolEnv", "ToolSuite", "ToolsArguments", "tool_call"]
@@ -71,15 +71,13 @@ class ToolSuite(TaskSuite):
         self.won_score, self.final_answer = won_score, final_answer
         self.name = name or getattr(factory, "__name__", type(factory).__name__)
         self._expert = expert
-        self._describe(factory())
-
-    def _describe(self, world: Any) -> None:
+        world = factory()
         kind = type(world)
         if not any(self.rows["train"]) and "seed" not in inspect.signature(world.reset).parameters:
             warnings.warn(
                 f"rows: expected rows, or a parameter `seed` of {kind.__name__}.reset, got neither: all tasks are one "
                 "game or, if reset draws it at random, the episodes of a group play different games",
-                stacklevel=4,
+                stacklevel=3,
             )
         if not self.reward_funcs and not callable(getattr(world, "get_reward", None)):
             raise EnvError(f"factory: {kind.__name__} has no get_reward(self); give it one, or give reward functions")
