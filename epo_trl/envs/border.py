@@ -80,7 +80,7 @@ def number(field: str, value: Any) -> float:
 
 
 def flag(field: str, value: Any) -> bool:
-    """Returns a bool of an environment, Python's or NumPy's, as Python's. The text "False" is none: it is true."""
+    """Returns a bool of an environment, Python's or NumPy's, as Python's. The text "False" is an error."""
     if value is not True and value is not False and type(value).__name__ not in ("bool", "bool_"):
         raise _wrong(field, "a bool", value)
     return bool(value)

@@ -113,10 +113,10 @@ def value_statistics(
     assert points is not None and credit.returns is not None
     returns, value, advantage = (x[points].double() for x in (credit.returns, values, credit.advantages))
     error = returns - value
-    count = math.ceil(math.log2(max_turns)) + 1
-    names = ["1", "2", *(f"{2 ** (k - 1) + 1}_{2**k}" for k in range(2, count))][:count]
+    size = math.ceil(math.log2(max_turns)) + 1
+    names = ["1", "2", *(f"{2 ** (k - 1) + 1}_{2**k}" for k in range(2, size))][:size]
     bins = torch.log2(turn_ids[points].double() + 1).ceil().long().clamp(max=len(names) - 1)
-    # Columns: bins of turn positions, `1`, `2`, `3_4`, `5_8`, .... Rows: sums over their decision points.
+    # Columns: bins of turn positions, `1`, `2`, `3_4`, `5_8`, and so on. Rows: sums over their decision points.
     terms = torch.stack(
         [torch.ones_like(value), returns, returns**2, error, error**2, value, advantage, advantage**2]
     )  # fmt: skip
