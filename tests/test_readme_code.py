@@ -13,9 +13,8 @@ from epo_trl.lab.plots import read_run
 from epo_trl.models.load import load_policy
 
 ROOT = Path(__file__).parents[1]
-# Only sizes are changed, and the model of the Hub.
+# Only sizes are changed.
 TINY = {
-    "HuggingFaceTB/SmolLM2-135M-Instruct": "chat-model",
     "per_device_train_batch_size=64, max_steps=60": (
         "per_device_train_batch_size=8, max_steps=1, eval_episodes=2, max_completion_length=12, use_cpu=True"
     ),
@@ -43,7 +42,7 @@ def run_python(page, smaller):
 def test_the_python_of_the_readme_trains_and_leaves_a_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for part in load_policy(ModelConfig("tiny"), TrapSuite(rooms=2), "general"):
-        part.save_pretrained("chat-model")
+        part.save_pretrained("runs/sft")
     trainer = run_python("README.md", TINY)["trainer"]
     assert trainer.state.global_step == 1
     assert [report.episodes for report in trainer.last_reports] == [2, 2]

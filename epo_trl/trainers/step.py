@@ -1,11 +1,12 @@
 """One RL step: a batch of episodes, on its way to the loss. `EPOTrainer` calls this class from top to bottom.
 
     step = RLStep.lay_out(episodes, ...)         # a row of TRL's batch for each episode; its turns are segments
-    step.to_rollout_output()                     # the rows, as if TRL had generated them
-    rewards, compared = step.compare(rewards)    # which rewards count, and which groups have no difference
+    step.to_rollout_output()                     # inside TRL, its `rollout_func`: the rows, as if it had made them
+    rewards, compared = step.compare(rewards)    # inside TRL, when it has rewards: which of them count
     step.score(inputs, methods, scorer, ...)     # behaviour policy, reference nucleus, features of the turns
     batch = step.batch(inputs, ...)              # what the methods assign advantages to
-    advantages = step.modify(methods, ...)
+    advantages = methods.credit(batch).advantages
+    advantages = step.modify(methods, advantages, batch)
     part = step.part(inputs, scale)              # from here on for each micro-batch
     micro = part.micro_batch(scores, ...)        # what the methods' terms of the loss read
 
@@ -363,7 +364,7 @@ class LossScale:
         loss_type: TRL's `loss_type`.
         parts: Number of micro-batches that this rank's batch is split into.
         processes: Number of processes, over which gradients are averaged.
-        passes: Number of micro-batches in this optimizer step.
+        passes: Number of micro-batches of this optimizer step.
         response_tokens: TRL's `max_completion_length`.
     """
 

@@ -19,6 +19,7 @@ from epo_trl.bounds import option
 from epo_trl.envs.base import EnvError, Expert, TaskSuite, split_task_id
 from epo_trl.envs.registry import named_object
 from epo_trl.envs.tools.env import ToolEnv, awaited, list_tools, to_text
+from epo_trl.envs.tools.env import final_answer as answer_tool
 from epo_trl.envs.tools.tool import tool_call
 
 __all__ = ["ToolEnv", "ToolSuite", "ToolsArguments", "tool_call"]
@@ -82,7 +83,7 @@ class ToolSuite(TaskSuite):
         if not self.reward_funcs and not callable(getattr(world, "get_reward", None)):
             raise EnvError(f"factory: {kind.__name__} has no get_reward(self); give it one, or give reward functions")
         self.tools = tuple(getattr(kind, name) for name in list_tools(world))
-        self.tools += (final_answer,) if self.final_answer else ()
+        self.tools += (answer_tool,) if final_answer else ()
         if not self.tools:
             raise EnvError(f"factory: {kind.__name__} has no tool; add public methods with types and docstrings")
         self._about = " ".join((inspect.getdoc(kind) or "Use the tools.").partition("\n\n")[0].split())
