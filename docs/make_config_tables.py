@@ -34,11 +34,11 @@ from epo_trl.envs.trap import TrapSuite  # noqa: E402
 from epo_trl.envs.webshop import WebShopSuite  # noqa: E402
 from epo_trl.rollout.spec import (  # noqa: E402
     EpisodeArguments,
-    FewShotArguments,  # noqa: E402
+    FewShotArguments,
     PromptArguments,
     ProtocolArguments,
     ResponseArguments,
-    RewardArguments,  # noqa: E402
+    RewardArguments,
 )
 from epo_trl.runs.run_settings import LongRunArguments  # noqa: E402
 from epo_trl.trainers import EPOConfig, EPOPPOConfig  # noqa: E402

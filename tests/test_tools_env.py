@@ -250,7 +250,9 @@ def test_asynchronous_tools_and_blocks_of_text_are_taken():
 
 
 def test_the_final_answer_is_a_tool_that_ends_the_episode():
-    env, _, info = started(ToolSuite(Scored, final_answer=True))
+    suite = ToolSuite(Scored, final_answer=True)
+    env, _, info = started(suite)
+    assert [tool.__name__ for tool in suite.tools][-1] == "final_answer" == list(env.tools)[-1]
     assert any(tool.startswith("final_answer(answer: str)") for tool in info["tools"])
     observation, _, terminated, _, info = env.step(tool_call("final_answer", answer="42"))
     assert (observation, terminated, info["won"]) == ("The episode is over.", True, False)

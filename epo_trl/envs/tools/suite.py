@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 from epo_trl.bounds import option
 from epo_trl.envs.base import EnvError, Expert, TaskSuite, split_task_id
 from epo_trl.envs.registry import named_object
-from epo_trl.envs.tools.env import ToolEnv, awaited, list_tools, to_text
-from epo_trl.envs.tools.env import final_answer as answer_tool
+from epo_trl.envs.tools.env import ToolEnv, awaited, final_answer, list_tools, to_text
 from epo_trl.envs.tools.tool import tool_call
 
 __all__ = ["ToolEnv", "ToolSuite", "ToolsArguments", "tool_call"]
@@ -72,18 +71,20 @@ class ToolSuite(TaskSuite):
         self.won_score, self.final_answer = won_score, final_answer
         self.name = name or getattr(factory, "__name__", type(factory).__name__)
         self._expert = expert
-        world = factory()
+        self._describe(factory())
+
+    def _describe(self, world: Any) -> None:
         kind = type(world)
         if not any(self.rows["train"]) and "seed" not in inspect.signature(world.reset).parameters:
             warnings.warn(
                 f"rows: expected rows, or a parameter `seed` of {kind.__name__}.reset, got neither: all tasks are one "
                 "game or, if reset draws it at random, the episodes of a group play different games",
-                stacklevel=3,
+                stacklevel=4,
             )
         if not self.reward_funcs and not callable(getattr(world, "get_reward", None)):
             raise EnvError(f"factory: {kind.__name__} has no get_reward(self); give it one, or give reward functions")
         self.tools = tuple(getattr(kind, name) for name in list_tools(world))
-        self.tools += (answer_tool,) if final_answer else ()
+        self.tools += (final_answer,) if self.final_answer else ()
         if not self.tools:
             raise EnvError(f"factory: {kind.__name__} has no tool; add public methods with types and docstrings")
         self._about = " ".join((inspect.getdoc(kind) or "Use the tools.").partition("\n\n")[0].split())
