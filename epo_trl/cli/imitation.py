@@ -151,8 +151,7 @@ def switch_checkpointing(model: Any, *, on: bool) -> None:
 class EpochSeeded(Sampler[int]):
     """Samples rows grouped by length, in an order that depends on the seed and the epoch only.
 
-    The wrapped sampler draws from torch's global generator, whose state at the start of an epoch is not in a
-    checkpoint: a run resumed in its second epoch saw some rows twice and others not at all.
+    torch's global generator, from which the wrapped sampler draws, has no state of an epoch's start in a checkpoint.
     """
 
     def __init__(self, sampler: LengthGroupedSampler, seed: int, epoch: Callable[[], int]) -> None:

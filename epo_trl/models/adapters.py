@@ -110,10 +110,9 @@ def is_adapted(layer: Any) -> bool:
 
 @contextmanager
 def keeping_base(model: Any) -> Iterator[None]:
-    """Restores the base to the bit where the block merges an adapter into it and unmerges it again.
+    """Restores the base to the bit where the block merges an adapter into it and unmerges it again, by copies.
 
-    PEFT subtracts what it has added. In bf16 both are rounded, so the base would change with every merge. While the
-    adapter is merged, the copies take as much memory as the adapted weights.
+    PEFT subtracts what it has added. In bf16 both are rounded, so the base would change with every merge.
     """
     if not hasattr(model, "peft_config"):
         yield

@@ -69,7 +69,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
             return {"model": model, "processing_class": tokenizer}
         model = keep_base(args, model, tokenizer, name)
     else:
-        model, tokenizer = name, _load_own_tokenizer(name, adapter, model_args, **trust)
+        model, tokenizer = name, tokenizer_of(model_args, **trust)
     if adapter is not None:
         if not model_args.use_peft:
             raise InputError(
@@ -135,7 +135,7 @@ def load_policy(
     if tiny_size(name):
         model, tokenizer = _tiny(model_args, suite, template, seed)
         return model.to(device), tokenizer
-    tokenizer = _load_own_tokenizer(name, adapter, model_args, trust_remote_code)
+    tokenizer = tokenizer_of(model_args, trust_remote_code)
     kwargs = {**_init_kwargs(model_args), "trust_remote_code": trust_remote_code}
     quantization = get_quantization_config(model_args)
     if quantization is not None:
@@ -151,11 +151,8 @@ def load_policy(
 def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remote_code: bool = False) -> Path:
     """Merges an adapter into its base and saves a plain checkpoint with its tokenizer; returns the folder.
 
-    Args:
-        name: Folder or Hub id of the adapter.
-        out: Output folder that does not exist or is empty; not the current folder, which it could not replace.
-        dtype: Data type of the weights, such as "bfloat16"; "auto" uses the base model's.
-        trust_remote_code: Whether custom code from the Hub may run.
+    `out` does not exist or is empty, and is not the current folder, which could not be replaced. With the `dtype`
+    `"auto"` the weights have the base model's.
     """
     folder = Path(out).resolve()
     if folder == Path.cwd() or folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -166,7 +163,7 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
         raise InputError(
             f"adapter: got {name}, where there is no adapter_config.json; expected the folder of an adapter"
         )
-    tokenizer = _load_own_tokenizer(name, adapter, model_args, trust_remote_code)
+    tokenizer = tokenizer_of(model_args, trust_remote_code)
     with place_lock(folder, "out"):
         save_whole(adapter.merged(dtype=dtype, trust_remote_code=trust_remote_code), tokenizer, folder, name)
     return folder
@@ -249,9 +246,9 @@ def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) ->
     return config
 
 
-def _load_own_tokenizer(name: str, adapter: Adapter | None, model_args: ModelConfig, trust_remote_code: bool) -> Any:
-    """Loads the tokenizer of a model or adapter; an adapter without one uses its base's."""
-    trust = {"trust_remote_code": trust_remote_code}
+def tokenizer_of(model_args: ModelConfig, trust_remote_code: bool = False) -> Any:
+    """Loads the tokenizer of a model or an adapter without its weights; an adapter without one has its base's."""
+    (name, adapter), trust = _find(model_args), {"trust_remote_code": trust_remote_code}
     try:
         return load_tokenizer(name, revision=model_args.model_revision, **trust)
     except (OSError, ValueError) as error:
@@ -264,11 +261,6 @@ def _load_own_tokenizer(name: str, adapter: Adapter | None, model_args: ModelCon
 def sequence_limit(config: Any) -> int | None:
     """Returns the maximum sequence length of a model configuration in tokens; `None` for no limit."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
-def tokenizer_of(model_args: ModelConfig, trust_remote_code: bool = False) -> Any:
-    """Loads the tokenizer of a model or an adapter without its weights."""
-    return _load_own_tokenizer(*_find(model_args), model_args, trust_remote_code)
 
 
 def end_ids_of(model_args: ModelConfig, tokenizer: Any, trust_remote_code: bool = False) -> list[int]:
@@ -296,9 +288,7 @@ def _find_weights(model_args: ModelConfig) -> tuple[str, str | None]:
 
 
 def load_tokenizer(path: str, **kwargs: Any) -> Any:
-    """Loads the tokenizer of a Hub id or a local path, with padding on the left.
-
-    Without a padding token, the end-of-sequence token is used for padding, as in TRL.
+    """Loads the tokenizer of a Hub id or a local path; pads on the left, as in TRL with the end token if it has none.
 
     A local tokenizer saved as a plain fast tokenizer is loaded as one. `AutoTokenizer` does not always do so: for some
     architectures, such as Qwen2, it replaces the saved class by the architecture's own.
