@@ -78,7 +78,6 @@ def test_an_environment_error_is_one_line_without_traceback(fake_module, command
         (["plot", "run", "--out", "x.png", "--window", "0"], ">= 1"),
         (["games", "minecraft"], "alfworld"),
         (["memory"], "--config"),
-        ([], "COMMAND"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments, message, command):
@@ -91,7 +90,7 @@ def test_a_command_is_a_line_of_the_help_and_a_module_and_neither_loads_torch():
     assert all(callable(import_module(module).main) for module, _ in MODULES.values())
     names = [module for module, recipe in MODULES.values() if not recipe]
     script = f"import sys\nfor name in {names}: __import__(name)\n"
-    script += "try: sys.modules['epo_trl.cli'].main(['--help'])\nexcept SystemExit: print('torch' in sys.modules)"
+    script += "sys.modules['epo_trl.cli'].main([])\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     *shown, torch_was_loaded = done.stdout.splitlines()
     assert torch_was_loaded == "False"

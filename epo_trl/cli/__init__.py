@@ -51,6 +51,9 @@ POSITIONAL = {"play": "--environment", "serve": "--environment", "audit-credit":
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0, or 1 if a check failed or the input is invalid (argparse itself exits with 2)."""
     given = list(sys.argv[1:] if argv is None else argv)
+    if not given:
+        _parser().print_help()
+        return 0
     name, options = _parser().parse_args(given[:1]).command, given[1:]
     module, is_recipe = MODULES[name]
     if name in POSITIONAL and options and not options[0].startswith("-"):
