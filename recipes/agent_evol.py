@@ -49,8 +49,7 @@ from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import play_chunks, protocol_settings, split_chunks
 from epo_trl.evaluation.report import report_file
 from epo_trl.models import policy_for_training
-from epo_trl.models.load import config_of, end_ids_of, sequence_limit, tokenizer_of
-from epo_trl.models.tiny import tiny_size
+from epo_trl.models.load import config_of, end_ids_of, sequence_limit, tiny_size, tokenizer_of
 from epo_trl.rollout import PromptTemplate
 from epo_trl.rollout.demonstrations import Demonstration, few_shot_of
 from epo_trl.rollout.spec import ResponseArguments

@@ -11,8 +11,8 @@ from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
-from epo_trl.models.load import load_policy
-from epo_trl.models.tiny import FAMILIES, tiny_size
+from epo_trl.models.load import load_policy, tiny_size
+from epo_trl.models.tiny import FAMILIES
 from epo_trl.rollout.templates import PromptTemplate, render
 
 TEXTS = [

@@ -14,8 +14,7 @@ from epo_trl.bounds import option
 from epo_trl.cli.options import AlgorithmArguments, CommandLine, config_name, find_warm_start, parse_options
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.models.load import policy_for_training
-from epo_trl.models.tiny import tiny_size
+from epo_trl.models.load import policy_for_training, tiny_size
 from epo_trl.runs.callbacks import EXIT_CODE
 from epo_trl.runs.run_lock import run_lock
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer

@@ -22,8 +22,7 @@ from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
 from epo_trl.evaluation.samples import plain
-from epo_trl.models.load import check_model_name, tokenizer_of
-from epo_trl.models.tiny import tiny_size
+from epo_trl.models.load import check_model_name, tiny_size, tokenizer_of
 from epo_trl.rollout import ContextBuilder, Engine, InStep
 from epo_trl.rollout.demonstrations import few_shot_of
 from epo_trl.rollout.running_episode import RunningEpisode

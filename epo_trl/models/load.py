@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from epo_trl.models.adapters import Adapter, keep_base, save_whole
 from epo_trl.models.corpus import corpus
 from epo_trl.models.families import load_model
 from epo_trl.models.generate import end_ids
-from epo_trl.models.tiny import COPIES, DEFAULT_SIZE, build_model, build_tokenizer, tiny_size
+from epo_trl.models.tiny import DEFAULT_SIZE, HEADS, build_model, build_tokenizer
 from epo_trl.runs.checkpoint_files import checkpoints, last_checkpoint
 from epo_trl.runs.run_lock import place_lock
 from epo_trl.runs.run_settings import uses_zero3
 
+COPIES = ":copy"  # the end of the name of a tiny model that starts to copy
 CONFIGS = ("config.json", "adapter_config.json")  # of a model, of an adapter
 TOKENIZER = "tokenizer_config.json"
 
@@ -87,6 +89,28 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         "peft_config": _peft_config(model_args, model, **trust),
         "quantization_config": quantization,
     }
+
+
+def tiny_size(name: str | None) -> tuple[int, int] | None:
+    """Parses width and layers from `"tiny"` or, for example, `"tiny:192x3"`; `None` for any other model name.
+
+    A name may end with `":copy"`, see the argument `copies` of `build_model`.
+
+    Raises:
+        InputError: If the size is invalid.
+    """
+    kind, colon, size = str(name).removesuffix(COPIES).partition(":")
+    if kind != "tiny":
+        return None
+    if not colon:
+        return DEFAULT_SIZE
+    match = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]?)", size)
+    if match is None or int(match[1]) % (2 * HEADS):
+        raise InputError(
+            f"model_name_or_path: got {name!r}; expected 'tiny', or a width, a multiple of {2 * HEADS}, and a number "
+            "of layers, as in 'tiny:192x3' or 'tiny:192x3:copy'"
+        )
+    return int(match[1]), int(match[2])
 
 
 def check_model_name(name: str | None, field: str = "model_name_or_path") -> None:

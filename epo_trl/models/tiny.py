@@ -19,37 +19,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from epo_trl.devices import seeded
-from epo_trl.errors import InputError
 
 DEFAULT_SIZE = (128, 2)  # width, layers
 HEADS = 4
-COPIES = ":copy"  # the end of the name of a model that starts to copy
 PAD, UNK, TURN_START, TURN_END = "<pad>", "<unk>", "<|im_start|>", "<|im_end|>"
 TAGS = ("<think>", "</think>", "<action>", "</action>")
 ROLES = ("system", "user", "assistant", "tool")
-
-
-def tiny_size(name: str | None) -> tuple[int, int] | None:
-    """Parses width and layers from `"tiny"` or, for example, `"tiny:192x3"`; `None` for any other model name.
-
-    A name may end with `":copy"`, see the argument `copies` of `build_model`.
-
-    Raises:
-        InputError: If the size is invalid.
-    """
-    kind, colon, size = str(name).removesuffix(COPIES).partition(":")
-    if kind != "tiny":
-        return None
-    if not colon:
-        return DEFAULT_SIZE
-    match = re.fullmatch(r"([1-9][0-9]{0,3})x([1-9][0-9]?)", size)
-    if match is None or int(match[1]) % (2 * HEADS):
-        raise InputError(
-            f"model_name_or_path: got {name!r}; expected 'tiny', or a width, a multiple of {2 * HEADS}, and a number "
-            "of layers, as in 'tiny:192x3' or 'tiny:192x3:copy'"
-        )
-    return int(match[1]), int(match[2])
-
 
 # The generation markers let TRL's SFTTrainer identify the assistant's tokens (`assistant_only_loss=True`).
 CHAT_TEMPLATE = (

@@ -21,8 +21,7 @@ from epo_trl.evaluation.play import check_first_task, protocol_context, sampled_
 from epo_trl.methods import Comm, Methods, build_methods
 from epo_trl.models.critic import causal_lm, detach_critic
 from epo_trl.models.families import Changed, fitted, freeze_unread, turn_off_noise
-from epo_trl.models.load import check_output_dir, load_tokenizer, sequence_limit
-from epo_trl.models.tiny import tiny_size
+from epo_trl.models.load import check_output_dir, load_tokenizer, sequence_limit, tiny_size
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.rollout.demonstrations import few_shot_of
 from epo_trl.runs.run_settings import uses_zero3
