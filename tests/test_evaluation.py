@@ -93,6 +93,12 @@ def test_a_report_equals_what_one_counts_by_hand(report):
     assert report.success_interval == pytest.approx((0.150036, 0.849964), abs=1e-5)
     assert report.macro_success_rate == pytest.approx((2 / 3 + 0) / 2)
     assert report.mean_turns == 2.0
+    assert report.won_turns == (2, 4) and report.mean_won_turns == 3.0
+    slow = replace(report, won_turns=(9, 17), protocol=replace(TINY20, max_turns=20))
+    assert slow.won_within == {10: 1 / 4, 15: 1 / 4, 20: 2 / 4}
+    assert format_table([slow]).endswith(
+        "iid: 13.0 turns per won game; won within 10: 25.0 %, 15: 25.0 %, 20: 50.0 %\n"
+    )
     assert report.invalid_action_rate == 3 / 8
     assert report.stop_reasons == {"won": 2, "turn_limit": 1, "aborted": 1}
     assert {name: (count.episodes, count.wins) for name, count in report.types.items()} == {

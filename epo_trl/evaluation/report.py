@@ -29,7 +29,8 @@ UNKNOWN = ""  # the type of a task whose episode was aborted before it began
 # Names in `EvalReport.scalars`.
 LOWER_IS_BETTER = ("turns", "invalid_actions", "aborted", "seconds", "wait_actions")
 _DERIVED = ("episodes", "wins", "success_rate", "success_interval", "macro_success_rate", "mean_turns",
-            "invalid_action_rate", "wait_rate", "mean_score")  # fmt: skip
+            "invalid_action_rate", "wait_rate", "mean_score", "mean_won_turns", "won_within")  # fmt: skip
+TURNS = (10, 15, 20, 50)  # limits at which `won_within` counts: a generous one hides how fast a policy wins
 
 
 def wilson_interval(successes: int, n: int) -> tuple[float, float]:
@@ -83,6 +84,7 @@ class EvalReport:
         wait_turns: Number of turns with the action `wait` or `wait1`.
         score_sum: Sum of the environment's final scores, with negative ones as 0; `None` if there are no scores.
         outcomes: Task id and success of each episode, in the order of the ids.
+        won_turns: Number of turns of each won episode, ascending; empty in reports of earlier versions.
     """
 
     protocol: Protocol
@@ -96,6 +98,7 @@ class EvalReport:
     wait_turns: int = 0
     score_sum: float | None = None
     outcomes: tuple[tuple[str, bool], ...] = ()
+    won_turns: tuple[int, ...] = ()
 
     @classmethod
     def from_episodes(
@@ -122,6 +125,7 @@ class EvalReport:
             wait_turns=sum(turn.action.lower() in WAITS for episode in episodes for turn in episode.turns),
             score_sum=sum(max(0.0, score) for score in scores) if scores else None,
             outcomes=tuple(sorted(((e.task_id, e.won) for e in episodes), key=itemgetter(0))),
+            won_turns=tuple(sorted(len(episode.turns) for episode in episodes if episode.won)),
         )
 
     @property
@@ -173,6 +177,25 @@ class EvalReport:
     def mean_score(self) -> float | None:
         """Mean of the environment's final scores, with negative and aborted ones as 0; `None` if there are none."""
         return None if self.score_sum is None else self.score_sum / self.episodes
+
+    @property
+    def mean_won_turns(self) -> float | None:
+        """Mean number of turns of the won episodes; `None` if it is unknown."""
+        return sum(self.won_turns) / len(self.won_turns) if self.won_turns else None
+
+    @property
+    def won_within(self) -> dict[int, float]:
+        """Share of all episodes that were won within each of `TURNS` turns, up to the limit of the protocol."""
+        limits = [limit for limit in TURNS if self.won_turns and limit <= self.protocol.max_turns]
+        return {limit: sum(turns <= limit for turns in self.won_turns) / self.episodes for limit in limits}
+
+    def pace(self) -> str:
+        """Returns how fast the won episodes were, in a line; `""` if it is unknown."""
+        if self.mean_won_turns is None:
+            return ""
+        shares = ", ".join(f"{limit}: {100 * share:.1f} %" for limit, share in self.won_within.items())
+        within = f"; won within {shares}" if shares else ""
+        return f"{plain(self.split)}: {self.mean_won_turns:.1f} turns per won game{within}"
 
     def scalars(self) -> dict[str, float]:
         """Returns the metrics that a training run logs for an evaluation."""
@@ -242,7 +265,9 @@ def format_table(reports: Sequence[EvalReport] | Mapping[str, Sequence[EvalRepor
         _add_rows(table, [heads[name][index] for name in columns], report, scored)
     text = io.StringIO()
     Console(file=text, width=width, color_system=None, force_terminal=False).print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    paces = [f"{plain(label)} {pace}".lstrip() for label, report in rows if (pace := report.pace())]
+    return "\n".join([*lines, *paces]) + "\n"
 
 
 def _add_rows(table: Table, head: list[str], report: EvalReport, scored: bool) -> None:
