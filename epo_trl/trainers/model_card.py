@@ -6,7 +6,7 @@ import json
 import re
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
@@ -17,11 +17,14 @@ from epo_trl.evaluation.report import report_files
 from epo_trl.models.adapters import made_from
 from epo_trl.models.families import Changed, as_published
 
+if TYPE_CHECKING:
+    from epo_trl.trainers.epo_trainer import EPOTrainer
+
 CARD = "README.md"
 _PAPER = re.compile(r"\[[^\]]+\]\(https://arxiv\.org/abs/[\d.]+\)")
 
 
-def card_rows(trainer: Any) -> dict[str, str]:
+def card_rows(trainer: EPOTrainer) -> dict[str, str]:
     """Returns the rows of the card of a policy trained with RL."""
     args, protocol = trainer.args, trainer.rules.protocol
     past = f"{protocol.history_length} past turns" if protocol.is_windowed else "the whole episode"
