@@ -255,4 +255,4 @@ def test_replay_grows_over_rl_steps_and_an_unhelpful_batch_is_judged_as_a_whole(
     trainer.train()
     turns = sum(len(e.turns) * e.is_usable for e in make_episodes())
     assert logged(trainer, "archer/replay_turns") == [turns, 2 * turns, 3 * turns]
-    assert (trainer._zero_signal.compared, trainer._zero_signal.name) == (8, "the whole batch")
+    assert (trainer._zero_signal._compared, trainer._zero_signal._name) == (8, "the whole batch")
