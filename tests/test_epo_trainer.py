@@ -3,12 +3,11 @@
 import json
 import math
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 from datasets import Dataset
-from run_kit import StopAt, assert_bit_equal, logged, resumable, weights
+from run_kit import StopAt, assert_bit_equal, logged, lora, resumable, weights
 from trainer_kit import (
     GROUP,
     ROWS,
@@ -28,10 +27,7 @@ from trainer_kit import (
 )
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
-from epo_trl.methods import Comm
 from epo_trl.models.prefix_cache import CACHE
-from epo_trl.scoring import row_scorer
-from epo_trl.trainers import EPOTrainer
 from epo_trl.types import StopReason
 
 # ------------------------------------------------------------------------------------------ history and schedule
@@ -78,13 +74,9 @@ def test_history_and_schedule_belong_to_collected_batches_and_to_the_policy_that
     2 micro-batches a collected batch, 3 an optimizer step: the first update comes in the middle of the second batch.
     """
     trainer = make_trainer(
-        tmp_path,
-        per_device_train_batch_size=ROWS // steps_per_generation,
-        gradient_accumulation_steps=accumulation,
-        steps_per_generation=steps_per_generation,
-        num_iterations=iterations,
-        max_steps=max_steps,
-    )
+        tmp_path, per_device_train_batch_size=ROWS // steps_per_generation, gradient_accumulation_steps=accumulation,
+        steps_per_generation=steps_per_generation, num_iterations=iterations, max_steps=max_steps,
+    )  # fmt: skip
     seen = spy_on_rollouts(trainer)
     betas = []
     original = trainer.compute_loss
@@ -105,25 +97,6 @@ def test_history_and_schedule_belong_to_collected_batches_and_to_the_policy_that
         assert logged(trainer, "epo/entropy_loss") == pytest.approx(bonus, rel=1e-5)
     shares = [logged(trainer, f"epo/share_{part}_band") for part in ("below", "inside", "above")]
     assert [sum(parts) for parts in zip(*shares, strict=True)] == pytest.approx([1.0] * len(shares[0]))
-
-
-def test_the_entry_of_a_step_is_the_mean_over_its_response_tokens(tmp_path, monkeypatch):
-    trainer = with_episodes(make_trainer(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4))
-    passes, original = [], row_scorer.score_turns
-    monkeypatch.setattr(row_scorer, "score_turns", lambda *args, **kw: passes.append(1) or original(*args, **kw))
-    catch_step(trainer)
-    assert len(passes) == 4, "a batch that serves one update needs no pass beside those of the update"
-    model, entropies = make_model(), {}
-    for episode in make_episodes():
-        for t, turn in enumerate(episode.turns):
-            with torch.no_grad():
-                log_p = model(torch.tensor([turn.prompt_ids + turn.response_ids])).logits[0].log_softmax(-1)
-            values = -(log_p.exp() * log_p).sum(-1)[len(turn.prompt_ids) - 1 : -1]
-            if episode.is_usable:
-                entropies.setdefault(t, []).extend(values.tolist())
-    everything = [value for values in entropies.values() for value in values]
-    assert len(everything) == 39
-    assert trainer.methods["epo"].history.reference() == pytest.approx(sum(everything) / 39, rel=1e-5)
 
 
 def test_the_schedule_counts_what_is_left_at_the_end_of_an_epoch(tmp_path):
@@ -166,48 +139,41 @@ def test_a_resumed_run_is_bit_equal_to_one_that_was_never_stopped(tmp_path):
 
 
 class FaultyHunt(TreasureHunt):
-    """Fails at a chosen call, in every episode; pays something else for every action, and in every environment."""
+    """The third environment dies in the second step; each pays something else for every action."""
 
-    def __init__(self, fails, number):
+    def __init__(self, number):
         super().__init__()
-        self.fails, self.number, self.calls = fails, number, 0
+        self.number, self.calls = number, 0
 
     def reset(self, **kwargs):
         self.calls = 0
-        if self.fails == "reset" and kwargs["options"]["task_id"] != "train/0":  # the trainer's check plays train/0
-            raise OSError("no such file: game.z8")
         return super().reset(**kwargs)
 
     def step(self, action):
         self.calls += 1
-        if self.fails == "step" and self.calls == 2:
+        if self.number == 3 and self.calls == 2:
             raise RuntimeError("the engine died")
         observation, _, *rest = super().step(action)
         return observation, float(len(action) % 7 + 10 * self.number), *rest
 
 
 class FaultySuite(ToySuite):
-    """The third environment of eight is broken."""
-
-    def __init__(self, fails):
-        super().__init__()
-        self.fails, self.made = fails, 0
+    made = 0
 
     def make_env(self):
         self.made += 1
-        return FaultyHunt(self.fails if self.made == 3 else "", self.made)
+        return FaultyHunt(self.made)
 
 
-@pytest.mark.parametrize(("fails", "error"), [("step", "RuntimeError: the engine died"), ("reset", "OSError: no such")])
-def test_an_aborted_episode_has_no_part_in_gradient_and_baseline_and_the_run_goes_on(tmp_path, fails, error):
-    trainer = make_trainer(tmp_path, suite=FaultySuite(fails), max_steps=3, env_reward_weight=1.0)
+def test_an_aborted_episode_has_no_part_in_gradient_and_baseline_and_the_run_goes_on(tmp_path):
+    trainer = make_trainer(tmp_path, suite=FaultySuite(), max_steps=3, env_reward_weight=1.0)
     rollouts, batches = results_of(trainer, "_collect"), batches_of(trainer)
     trainer.train()
     assert trainer.state.global_step == 3 and len(trainer.methods["epo"].history) == 3
     assert logged(trainer, "env/aborted") == logged(trainer, "stop/aborted") == [1 / ROWS] * 3
     for batch, episodes in zip(batches, (rollout.episodes for rollout in rollouts), strict=True):
         assert [e.stop is StopReason.ABORTED for e in episodes] == [i == 2 for i in range(ROWS)]
-        assert episodes[2].error.startswith(error)
+        assert episodes[2].error.startswith("RuntimeError: the engine died")
         assert batch["num_episodes"] == ROWS - 1
         assert not (batch["tool_mask"] * batch["completion_mask"])[2].any() and not batch["advantages"][2].any()
         for members in ([0, 1, 3], [4, 5, 6, 7]):
@@ -324,30 +290,18 @@ def test_a_pass_holds_so_many_tokens_whatever_the_size_of_the_batch(tmp_path, co
                 tokens.append(kwargs["input_ids"].numel())
 
         model.register_forward_pre_hook(note, with_kwargs=True)
+        # with two iterations the old log-probabilities need passes of their own
         trainer = make_trainer(
-            tmp_path,
-            model=model,
-            context=context,
-            per_device_train_batch_size=GROUP,
-            gradient_accumulation_steps=micro_batches,
-            tokens_per_pass=limit,
-            num_iterations=2,  # the old log-probabilities need passes of their own
-            max_steps=2,
-        )
+            tmp_path, model=model, context=context, per_device_train_batch_size=GROUP, num_iterations=2, max_steps=2,
+            gradient_accumulation_steps=micro_batches, tokens_per_pass=limit,
+        )  # fmt: skip
         trainer.train()
         assert len(tokens) >= 3 * micro_batches and limit / 2 < max(tokens) <= limit
 
 
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
 def test_lora_trains_the_adapter_alone_with_the_base_as_reference(tmp_path, context):
-    peft = pytest.importorskip("peft")
-    trainer = EPOTrainer(
-        make_model(),
-        ToySuite(),
-        args=make_config(tmp_path, max_steps=3, beta=0.01, epo_lambda=0.1, context=context),
-        processing_class=toy_tokenizer(),
-        peft_config=peft.LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
-    )
+    trainer = make_trainer(tmp_path, max_steps=3, beta=0.01, epo_lambda=0.1, context=context, peft_config=lora())
     before = weights(trainer)
     trainer.train()
     moved = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}
@@ -357,11 +311,8 @@ def test_lora_trains_the_adapter_alone_with_the_base_as_reference(tmp_path, cont
 
 
 def test_dropout_of_an_adapter_does_not_make_a_ratio_before_any_update(tmp_path):
-    peft = pytest.importorskip("peft")
-    lora = peft.LoraConfig(
-        target_modules="all-linear", task_type="CAUSAL_LM", lora_dropout=0.5, init_lora_weights=False
-    )
-    trainer = with_episodes(make_trainer(tmp_path, peft_config=lora, num_iterations=2, max_steps=1))
+    adapter = lora(lora_dropout=0.5, init_lora_weights=False)
+    trainer = with_episodes(make_trainer(tmp_path, peft_config=adapter, num_iterations=2, max_steps=1))
     scored = results_of(trainer, "_get_per_token_logps_and_entropies")
     trainer.train()
     (batch,) = trainer._buffered_inputs
@@ -389,40 +340,20 @@ def test_the_metrics_say_what_was_played(trained):
 # -------------------------------------------------------------------------------------------------------- evaluation
 
 
-class Recording(ToySuite):
-    """Notes which tasks are played."""
-
-    def __init__(self):
-        super().__init__()
-        self.played = []
-
-    def make_env(self):
-        suite = self
-
-        class Env(TreasureHunt):
-            def reset(self, **kwargs):
-                suite.played.append(kwargs["options"]["task_id"])
-                return super().reset(**kwargs)
-
-        return Env()
-
-
 def test_evaluation_plays_the_whole_lists_once(tmp_path):
-    suite = Recording()
-    trainer = make_trainer(tmp_path, suite=suite, eval_episodes=None, per_device_eval_batch_size=16, max_turns=1)
-    suite.played.clear()
+    trainer = make_trainer(tmp_path, eval_episodes=None, per_device_eval_batch_size=16, max_turns=1)
+    rollouts = results_of(trainer, "play")
     metrics = trainer.evaluate()
-    assert suite.played == [*suite.task_ids("iid"), *suite.task_ids("ood")]
+    played = [episode.task_id for rollout in rollouts for episode in rollout]
+    assert played == [*ToySuite().task_ids("iid"), *ToySuite().task_ids("ood")]
     assert [(r.split, r.episodes) for r in trainer.last_reports] == [("iid", 40), ("ood", 40)]
     for split in ("iid", "ood"):
         assert {f"eval_{split}/success_rate", f"eval_{split}/turns", f"eval_{split}/invalid_actions"} <= metrics.keys()
     (file,) = (tmp_path / "evaluations").iterdir()
     saved = json.loads(file.read_text())
     assert file.name == "step_000000.json" and saved["step"] == 0
-    assert [(r["split"], r["episodes"], r["protocol"]["temperature"]) for r in saved["reports"]] == [
-        ("iid", 40, 0.4),
-        ("ood", 40, 0.4),
-    ]
+    reports = [(r["split"], r["episodes"], r["protocol"]["temperature"]) for r in saved["reports"]]
+    assert reports == [("iid", 40, 0.4), ("ood", 40, 0.4)]
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.0], ids=["sampled", "greedy"])
@@ -464,26 +395,11 @@ def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature_nor_wh
     assert first == again, "the sampling of evaluation has its own seed"
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_of_an_evaluation_samples_with_a_seed_of_its_own(tmp_path, monkeypatch, rank):
-    trainer = make_trainer(tmp_path, eval_seed=7)
-    sampling, seeds, played = trainer.player.engine.sampling, [], []
-    monkeypatch.setattr(
-        trainer.player.engine, "sampling", lambda heat, seed: seeds.append(seed) or sampling(heat, seed)
-    )
-    ranks = Comm(gather=lambda episodes: played.extend(episodes) or episodes, index=rank, count=2)
-    replace(trainer.evaluator, ranks=ranks).report("iid", trainer.play)
-    assert seeds == [7 + rank]
-    assert [episode.task_id for episode in played] == trainer.evaluator.tasks["iid"][rank::2]
-
-
 @pytest.mark.slow
 def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
     runs = []
-    for name, changes in (
-        ("without", {}),
-        ("with", {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}),
-    ):
+    every = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}
+    for name, changes in (("without", {}), ("with", every)):
         trainer = make_trainer(tmp_path / name, max_steps=3, **changes)
         trainer.train()
         runs.append(trainer)
@@ -492,34 +408,6 @@ def test_weights_are_the_same_with_and_without_evaluation(tmp_path):
     assert len(logged(runs[1], "eval_iid/success_rate")) == 4
     files = sorted(path.name for path in (tmp_path / "with" / "evaluations").iterdir())
     assert files == [f"step_{step:06d}.json" for step in range(4)]
-
-
-def test_an_evaluation_of_the_best_weights_after_the_run_is_none_of_the_last_step(tmp_path):
-    every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    trainer = make_trainer(tmp_path, load_best_model_at_end=True, metric_for_best_model="iid/score", **every)
-    play, step = trainer.play, lambda: trainer.state.global_step
-    trainer.play = lambda tasks, **kw: [replace(one, score=10.0 / max(step(), 1)) for one in play(tasks, **kw)]
-    trainer.train()
-    assert trainer.best_step == 1
-    first, last = (tmp_path / "evaluations" / f"step_00000{number}.json" for number in (1, 2))
-    report = last.read_bytes()
-    first.unlink()
-    trainer.evaluate()
-    assert first.exists() and last.read_bytes() == report
-    assert [entry["step"] for entry in trainer.state.log_history if "eval_iid/score" in entry] == [1, 2]
-
-
-def test_an_evaluation_shows_no_completions_of_training(tmp_path, monkeypatch):
-    shown = []
-    monkeypatch.setattr(
-        "trl.trainer.grpo_trainer.print_prompt_completions_sample",
-        lambda prompts, *_, **__: shown.append((len(prompts), trainer.model.training)),
-    )
-    every = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}
-    trainer = make_trainer(tmp_path, max_steps=1, log_completions=True, **every)
-    trainer.train()
-    assert set(shown) == {(ROWS, True)}
-    assert [path.name for path in (tmp_path / "completions").iterdir()] == ["completions_00001.parquet"]
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
@@ -531,11 +419,8 @@ def test_an_evaluation_shows_no_completions_of_training(tmp_path, monkeypatch):
         ({"entropy_coef": 0.01}, "entropy_coef: expected 0 with epo_lambda=0.001, got 0.01"),
         ({"use_adaptive_entropy": True, "entropy_target": 1.0}, "epo_lambda.*use_adaptive_entropy=True"),
         ({"kappa_low": 1.5, "kappa_high": 1.0}, "kappa_high: expected a number >= kappa_low.*got 1.0"),
-        ({"kappa_high": math.nan}, "kappa_high: .*got nan"),
         ({"num_generations_eval": 4}, "num_generations_eval: expected 1 or null, got 4.*every task .* once"),
-        ({"num_generations": 3}, "num_generations"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_a_bad_setting_is_named(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
@@ -557,11 +442,8 @@ def test_trls_own_bonus_without_epo_is_epos_where_all_episodes_are_alike(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "needed"),
     [
-        ({"context": "windowed", "max_prompt_length": 96}, "got 96 . 6 = 102 in windowed context"),
-        (
-            {"context": "concatenated", "max_prompt_length": 80, "max_turns": 4},
-            "got 80 . 4 x 6 = 104 in concatenated context",
-        ),
+        ({"context": "windowed", "max_prompt_length": 96}, "got 96 . 6 = 102 in windowed"),
+        ({"context": "concatenated", "max_prompt_length": 80, "max_turns": 4}, "got 80 . 4 x 6 = 104 in concatenated"),
     ],
 )
 def test_a_turn_budget_that_cannot_fit_is_named(tmp_path, changes, needed):
@@ -581,18 +463,10 @@ def test_kl_needs_a_model_with_the_weights_of_its_files(tmp_path):
     make_trainer(tmp_path / "run", model=model)
 
 
-@pytest.mark.parametrize("folder", [".", "checkpoint-2"])
-def test_a_run_does_not_start_from_its_own_model(tmp_path, folder):
+def test_a_run_does_not_start_from_its_own_model(tmp_path):
     """An evaluation of it would replace the report of the policy before RL."""
-    model = saved(make_model(), tmp_path / folder)
-    for start in (model, str(tmp_path / folder)):
+    model = saved(make_model(), tmp_path / "checkpoint-2")
+    for start in (model, str(tmp_path / "checkpoint-2")):
         with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got"):
             make_trainer(tmp_path, model=start)
     make_trainer(tmp_path / "other", model=model)
-
-
-def test_a_trainer_of_a_saved_tiny_model_finds_its_tokenizer(tmp_path):
-    make_model("seed_oss").save_pretrained(tmp_path / "model")
-    toy_tokenizer().save_pretrained(tmp_path / "model")
-    trainer = EPOTrainer(str(tmp_path / "model"), ToySuite(), args=make_config(tmp_path / "run"))
-    assert trainer.processing_class.get_vocab() == toy_tokenizer().get_vocab()
