@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -28,7 +27,6 @@ from epo_trl.errors import InputError
 from epo_trl.evaluation import get_protocol
 from epo_trl.models.vllm import VllmPolicy, load_vllm_policy
 from epo_trl.rollout.context import TurnView
-from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.runs.guards import TooManyAborted
 from epo_trl.runs.run_lock import RunningError
 from epo_trl.runs.run_settings import content_digest
@@ -71,10 +69,6 @@ def test_the_plain_name_stands_for_the_plain_rules_alone():
     assert plain.varied(max_turns=30).name == "alfworld50+max_turns=30"
     assert plain.varied(max_turns=30, temperature=0.0).name == "alfworld50+max_turns=30+temperature=0"
     assert plain.varied(max_turns=30).history_length == plain.history_length
-    with pytest.raises(ValueError, match="max_turns: .*got 0"):
-        plain.varied(max_turns=0)
-    with pytest.raises(ValueError, match="temperature: expected .*got -1"):
-        plain.varied(temperature=-1)
 
 
 @pytest.mark.parametrize(("environment", "name"), [("alfworld", "alfworld50"), ("scienceworld", "strict30")])
@@ -114,29 +108,15 @@ def test_every_prompt_of_an_evaluation_shows_the_examples(play, monkeypatch):
     assert all(TOKENIZER.decode(ids).count("Example 1, which was solved.") == 1 for ids in prompts)
 
 
-def test_an_evaluation_does_not_go_on_with_other_examples(play, tmp_path):
-    play(tmp_path / "r.json", *REACT, "--few_shot", "1")
-    for other in ((), ("--few_shot", "2"), ("--few_shot", "1", "--few_shot_seed", "1")):
-        with pytest.raises(InputError, match="output: .*got .* is of another evaluation .*protocol.few_shot: "):
-            play(tmp_path / "r.json", *REACT, *other)
-
-
-def test_examples_that_do_not_fit_are_refused_with_their_number_of_tokens(play):
-    says = r"max_prompt_length: expected at least the \d+ tokens of .* with its examples.*got 9"
-    with pytest.raises(ValueError, match=says):
-        play(None, "--prompt_template", "react", "--few_shot", "1", "--max_prompt_length", "9")
-
-
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
         (["--rules", ""], "protocol: expected one of .*got nothing; the environment 'treasure-hunt'"),
         (["--protocol", "epo-released"], "protocol: expected .*got 'epo-released"),
         (["--prompt_template", "scienceworld"], "prompt_template 'scienceworld'.*objects"),
-        (["--backend", "sglang"], "backend: expected one of 'transformers', 'vllm'.*got 'sglang'"),
-        (["--parallel", "0"], "parallel: .*got 0"),
         (["--few_shot", "1"], "prompt_template: .*'react', got 'alfworld'"),
         (["--few_shot", "1", "--few_shot_turns", "1", *REACT], "few_shot: got 1, but of 20 training tasks"),
+        (["--few_shot", "1", *REACT[:3], "9"], r"max_prompt_length: expected .* \d+ tokens of .* its examples.*got 9"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_is_played(play, argv, says):
@@ -159,22 +139,6 @@ def killed(run):
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
-REFUSED = 7
-
-
-def exit_code_of(run):
-    """Runs a function in a fork; `REFUSED` if it raises `RunningError`."""
-    child = os.fork()
-    if child == 0:
-        try:
-            run()
-        except RunningError:
-            os._exit(REFUSED)
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def die_at(count):
     """Returns a function that kills its process when it is called for the n-th time."""
     calls = []
@@ -185,14 +149,6 @@ def die_at(count):
             os.kill(os.getpid(), signal.SIGKILL)
 
     return call
-
-
-def begin(play, output, *argv, unfinished, **how):
-    """Plays an evaluation to its end, or until it is killed in the third of four parts."""
-    if unfinished:
-        killed(lambda: play(output, *argv, **how, on_call=die_at(5)))
-    else:
-        play(output, *argv, **how)
 
 
 @pytest.mark.parametrize("calls", [1, 2, 4, 7])
@@ -235,36 +191,25 @@ def test_episodes_can_be_watched_while_the_evaluation_is_under_way_and_when_it_h
         find_samples(tmp_path / "none.json")
 
 
-def test_the_episodes_of_an_earlier_evaluation_are_not_those_of_its_successor(play, tmp_path):
-    output = tmp_path / "r.json"
-    play(output)
-    output.unlink()
-    killed(lambda: play(output, "--seed", "1", on_call=die_at(5)))
-    assert [sample.split for sample in find_samples(output)] == ["iid"] * 8, "those of the running one"
-    play(output, "--seed", "1", "--keep_episodes", "0")
-    with pytest.raises(InputError, match="r.json, which has no episodes"):
-        find_samples(output)
-
-
-def test_a_command_that_stored_no_part_does_not_block_a_corrected_one(play, tmp_path):
-    whole = play(tmp_path / "whole.json", "--seed", "1")
-    with pytest.raises(InputError, match="max_position_embeddings"):
-        play(tmp_path / "r.json", limit=8)
-    killed(lambda: play(tmp_path / "r.json", on_call=die_at(1)))
-    assert play(tmp_path / "r.json", "--seed", "1") == whole
-
-
 def test_a_second_evaluation_to_the_same_output_is_refused_while_the_first_plays(play, tmp_path):
     """Both would end well, and the later one would replace the report of the other."""
     codes = []
 
     def start_another():
-        if not codes:
-            codes.append(exit_code_of(lambda: play(tmp_path / "r.json", "--seed", "1")))
+        if codes:
+            return
+        child = os.fork()
+        if child == 0:
+            try:
+                play(tmp_path / "r.json", "--seed", "1")
+            except RunningError:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
-    report = play(tmp_path / "r.json", on_call=start_another)
-    assert codes == [REFUSED]
-    assert play(tmp_path / "r.json") == report and not list(tmp_path.glob("_running*"))
+    play(tmp_path / "r.json", on_call=start_another)
+    assert codes == [0] and not list(tmp_path.glob("_running*"))
 
 
 def test_the_same_command_on_a_finished_report_plays_nothing_and_shows_it(play, tmp_path, capsys):
@@ -346,7 +291,7 @@ def test_contents_are_told_apart_and_are_the_same_in_every_process():
     assert digest == content_digest([dict(reversed(rows[0].items())) | {"thing": object(), "image": array.copy()}])
     array[1000] = 1
     assert digest != content_digest(rows)
-    for key, other in (("grid", {(0, 0): "door"}), ("seen", {"a"}), ("number", np.int64(4)), ("file", b"PNG")):
+    for key, other in (("grid", {(0, 0): "door"}), ("seen", {"a"}), ("file", b"PNG")):
         assert content_digest(rows) != content_digest([rows[0] | {key: other}])
 
 
@@ -354,28 +299,12 @@ def list_tools(rows):
     return ToolsArguments(factory="word_game:WordGame", iid_rows=str(rows), tool_rewards=["word_game:reward_func"])
 
 
-def test_a_template_that_has_changed_in_its_folder_is_another_one(tmp_path):
-    folder, suite = tmp_path / "mine", ToySuite()
-    shutil.copytree(TEMPLATES / "compact", folder)
-    args = evaluation.EvaluationArguments(splits=["iid"], protocol="strict30", prompt_template=str(folder))
-    rules, lists = evaluation.load_protocol(args, suite), evaluation.load_task_lists(args, suite)
-    given = suite, args, ModelConfig("tiny"), rules, lists
-    before = evaluation.result_settings(*given)
-    first = next(folder.glob("first*"))
-    first.write_text(first.read_text() + " Think.")
-    after = evaluation.result_settings(*given)
-    assert {key for key in before if before[key] != after[key]} == {"template"}
-    args.prompt_template = str(folder.rename(tmp_path / "moved"))
-    assert evaluation.result_settings(*given) == after
-
-
-@pytest.mark.parametrize("given", [{"enable_thinking": False}, '{"enable_thinking": false}'])
-def test_settings_of_the_chat_template_are_those_of_training(given):
+def test_settings_of_the_chat_template_are_those_of_training():
     """A template with an empty thought if none is wanted, as Qwen3's."""
     template = QWEN + "{% if enable_thinking is defined and not enable_thinking %}<think> </think> {% endif %}"
     tokenizer, suite, shown = byte_tokenizer(template), ToySuite(), {}
     view = TurnView("a room", {"task": "t", "admissible_actions": ("look",)}, history=())
-    for name, kwargs in (("with", given), ("without", None)):
+    for name, kwargs in (("with", '{"enable_thinking": false}'), ("without", None)):
         args = evaluation.EvaluationArguments(
             protocol="alfworld50", prompt_template="general", chat_template_kwargs=kwargs
         )
@@ -386,18 +315,19 @@ def test_settings_of_the_chat_template_are_those_of_training(given):
     assert shown["with"] == shown["without"] + "<think> </think> "
 
 
-@pytest.mark.parametrize("unfinished", [False, True], ids=["finished", "killed"])
-def test_another_model_or_other_settings_in_the_same_output_are_refused_by_name(play, tmp_path, unfinished):
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_model_or_other_settings_in_the_same_output_are_refused_by_name(play, tmp_path, finished):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").touch()
     (model / "model.safetensors").write_bytes(b"weights")
     output = tmp_path / "r.json"
-    begin(play, output, model=model, unfinished=unfinished)
-    for argv, named in (
-        (["--seed", "1"], "seed: 0 there, 1 now"),
-        (["--temperature", "0.5"], "protocol.temperature"),
-    ):
+    if finished:
+        play(output, model=model)
+    else:
+        killed(lambda: play(output, model=model, on_call=die_at(5)))
+    few = [*REACT, "--few_shot", "1"]
+    for argv, named in ((["--seed", "1"], "seed: 0 there, 1 now"), (few, "protocol.few_shot")):
         with pytest.raises(ValueError, match=f"output: .*got .*r.json.* is of another evaluation .*{named}"):
             play(output, *argv, model=model)
     (model / "model.safetensors").write_bytes(b"other weights")
@@ -565,31 +495,19 @@ def saved(tmp_path_factory):
 def test_vllm_gets_the_ids_and_the_rules_as_they_are(vllm, saved):
     policy, tokenizer = load_vllm_policy(
         ModelConfig(str(saved), dtype="float32"), max_new_tokens=20, temperature=0.4, max_model_len=100, gpu_share=0.5,
-        trust_remote_code=True,
+        trust_remote_code=True, several_processes=True,
     )  # fmt: skip
-    assert policy.llm.kwargs["trust_remote_code"] is True
-    assert policy.llm.kwargs["model"] == str(saved) and policy.llm.kwargs["max_model_len"] == 100
-    assert (policy.llm.kwargs["dtype"], policy.llm.kwargs["gpu_memory_utilization"]) == ("float32", 0.5)
-    assert "distributed_executor_backend" not in policy.llm.kwargs
+    expected = {
+        "trust_remote_code": True, "model": str(saved), "max_model_len": 100, "dtype": "float32",
+        "gpu_memory_utilization": 0.5, "distributed_executor_backend": "external_launcher",
+    }  # fmt: skip
+    assert expected.items() <= policy.llm.kwargs.items()
     params = policy.make_params(0)
     assert 0 <= params.pop("seed") < 2**63  # vLLM's seeds are signed
     assert params == {
         "stop_token_ids": [tokenizer.eos_token_id, 7], "max_tokens": 20, "temperature": 0.4,
         "detokenize": False, "flat_logprobs": True, "output_kind": "final only",
     }  # fmt: skip
-
-
-def test_vllm_stops_at_the_ends_of_a_model_that_has_them_in_its_config_alone(vllm, saved, tmp_path):
-    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "generation_config.json").unlink()
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "eos_token_id": 7}')
-    policy, tokenizer = load_vllm_policy(ModelConfig(str(tmp_path)), max_new_tokens=20, temperature=1.0)
-    assert policy.eos_ids == [tokenizer.eos_token_id, 7]
-
-
-def test_each_of_several_processes_has_a_whole_vllm(vllm, saved):
-    policy, _ = load_vllm_policy(ModelConfig(str(saved)), max_new_tokens=20, temperature=1.0, several_processes=True)
-    assert policy.llm.kwargs["distributed_executor_backend"] == "external_launcher"
 
 
 def test_what_vllm_cannot_play_is_refused_by_name(tmp_path):
