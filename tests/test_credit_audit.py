@@ -125,18 +125,6 @@ def test_advantages_in_a_group_by_hand(scale, deviations):
     assert not build_batch(episodes, 8, scale).group_advantages.any()
 
 
-def test_episodes_without_a_turn_change_no_credit_of_another_task():
-    episodes = [make_episode([(3, 2), (3, 1)], reward, random.Random(0)) for reward in (1.0, 3.0, 5.0, 13.0)]
-    estimators, turns = list_estimators(state_keys=False, gae=None)[0], [(0, 0), (1, 1), (2, 0), (3, 1)]
-    alone, beside = (
-        turn_credits(estimators, build_batch(batch, 2, "group"), turns)
-        for batch in (episodes, [*episodes, NO_TURNS, NO_TURNS])
-    )
-    assert alone.keys() == beside.keys() and len(alone) > 8
-    for name, advantages in alone.items():
-        assert beside[name] == pytest.approx(advantages, rel=1e-5), name
-
-
 @pytest.mark.slow
 def test_the_audit_agrees_with_the_exact_advantages_on_ten_seeds():
     """Each credit's exact correlation lies in the audit's interval, and the correction for noise brings it nearer."""
@@ -207,7 +195,7 @@ def test_the_sign_counts_turns_with_a_clear_advantage_only():
 # ---------------------------------------------------------------------------------------------------------- rounds
 
 
-def round_of(suite, number, parallel=256):
+def round_of(suite, number):
     """Plays a round of six tasks with a policy that always takes the hatch."""
     context = ContextBuilder(
         build_tokenizer(corpus(TrapSuite(), "corridor")), PromptTemplate.load("corridor"), history_length=0
@@ -215,72 +203,15 @@ def round_of(suite, number, parallel=256):
     [answer] = context.encode(ACTION, [{"action": go_through(HATCH)}])
     player = Player(suite, lambda prompts: ([list(answer) for _ in prompts], None), context, SETTINGS)
     estimators, tasks = {"grpo": list_estimators(state_keys=False, gae=None)[0]["grpo"]}, suite.task_ids("train")
-    draw, plan = random.Random(f"round {number}"), AuditPlan(group_size=8, continuations=4, parallel=parallel)
+    draw, plan = random.Random(f"round {number}"), AuditPlan(group_size=8, continuations=4)
     return play_round(player, tasks[6 * number : 6 * number + 6], plan, estimators, draw)
 
 
 def test_rounds_have_luck_of_their_own_which_is_the_same_after_an_interruption():
     """48 episodes with a chance of .35 agree by chance with a probability below 1e-12."""
     suite = TrapSuite()
-    rounds = [round_of(suite, number) for number in range(2)]
-    assert rounds[0]["success"] != rounds[1]["success"]
-    assert rounds[1] == round_of(TrapSuite(), 1)
-
-
-class Flaky(Trap):
-    """Fails in a reset, a step, a copy and a step of a copy, each in one task; counts environments."""
-
-    opened, is_copy, left = 0, False, []
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        Flaky.opened += 1
-
-    def reset(self, *, seed=None, options=None):
-        self.task = options["task_id"]
-        return self.fail("train/1") or super().reset(seed=seed, options=options)
-
-    def step(self, action):
-        Flaky.left += [Flaky.opened] if self.is_copy else []
-        return self.fail("train/2") or (self.is_copy and self.fail("train/4")) or super().step(action)
-
-    def copy(self):
-        twin = self.fail("train/3") or super().copy()
-        twin.is_copy = True
-        Flaky.opened += 1
-        return twin
-
-    def close(self):
-        Flaky.opened -= not vars(self).pop("is_closed", False)
-        self.is_closed = True
-
-    def fail(self, task):
-        if self.task == task:
-            raise RuntimeError("engine crashed")
-
-
-def test_tasks_with_an_error_of_the_environment_are_left_out_and_all_environments_closed(monkeypatch):
-    suite = TrapSuite()
-    monkeypatch.setattr(suite, "make_env", lambda: Flaky(3, 4, 0.35, 12))
-    found = round_of(suite, 0, parallel=4)
-    assert set(found["task"]) == {"train/0", "train/5"} and found["turn"] == [0] * 4
-    assert len(found["halves"]) == len(found["credits"]["grpo"]) == 4 and not np.isnan(found["halves"]).any()
-    assert found["aborted"] == {f"train/{number}": "RuntimeError: engine crashed" for number in range(1, 5)}
-    assert len(found["success"]) == 4 * 8  # all but those of which an episode is not whole
-    assert Flaky.opened == 0 and max(Flaky.left) <= 6 * 8 + 4  # a copy before each only turn, and 4 continuations
-
-
-def test_copies_of_the_trap_have_luck_of_their_own_and_take_none():
-    def outcomes(env):
-        return env.step(go_through(HATCH))[1]
-
-    suite = TrapSuite(hatch=0.5)
-    alone, watched = suite.make_env(), TrapSuite(hatch=0.5).make_env()
-    for env in (alone, watched):
-        env.reset(options={"task_id": "train/0"})
-    wins = [outcomes(watched.copy()) for _ in range(200)]
-    assert 0.4 < fmean(wins) < 0.6
-    assert outcomes(watched) == outcomes(alone)
+    first, second = (round_of(suite, number) for number in range(2))
+    assert first["success"] != second["success"] and second == round_of(TrapSuite(), 1)
 
 
 # --------------------------------------------------------------------------------------------------------- critics
@@ -349,9 +280,6 @@ def test_the_saved_critics_of_archer_judge_recorded_turns_as_the_run_would(tmp_p
     for _ in range(2):
         assert turn_credits({"archer": method}, batch, turns)["archer"] == pytest.approx(expected.tolist(), abs=1e-5)
     assert expected.std() > 1e-3 and len(method.critics.replay) == len(critics.replay)
-    torch.save({"other": {}}, tmp_path / "no.pt")
-    with pytest.raises(ValueError, match="RUN: expected the critics of archer"):
-        load_archer(tmp_path / "no.pt", given)
 
 
 # --------------------------------------------------------------------------------------------------------- command
@@ -424,22 +352,6 @@ def test_the_command_writes_its_results_and_continues_where_it_stopped(run, caps
     assert "expected a folder of this audit" in (error := run.refused(capsys, tasks=4)) and "(template.first" in error
 
 
-def test_more_tasks_extend_an_audit_and_fewer_lose_nothing(run, monkeypatch):
-    def tasks_of_rounds(count):
-        run.audit(tasks=count)
-        rounds = [run.read(path.stem) for path in sorted((run.folder / "credit_audit").glob("round-*.json"))]
-        assert all(set(one["task"]) == set(one["tasks"]) for one in rounds)
-        return [one["tasks"] for one in rounds], run.read("report")["tasks"]
-
-    (first, [third]), count = tasks_of_rounds(3)
-    assert count == 3
-    rounds, count = tasks_of_rounds(5)
-    assert rounds[:2] == [first, [third, rounds[1][1]]]
-    assert count == len(set(sum(rounds, []))) == 5
-    monkeypatch.setattr("epo_trl.lab.credit_audit.program.play_round", None)  # whole rounds are kept
-    assert tasks_of_rounds(3)[0] == rounds
-
-
 def test_the_report_names_the_tasks_that_an_error_left_out(run, capsys, monkeypatch):
     def fail(game, *, seed=None, options=None):
         if options["task_id"] in failing:
@@ -499,24 +411,18 @@ def test_the_audit_samples_as_training_does(run, monkeypatch, capsys):
 
     names = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "typical_p"]
     monkeypatch.setattr("epo_trl.lab.credit_audit.program.play_round", stop)
-    others = ["--top_p", "0.5", "--min_p", "0.1", "--repetition_penalty", "1.2"]
+    others = ["--top_p", "0.5", "--min_p", "0.1", "--repetition_penalty", "1.2", "--top_k", "3"]
     more = ["--generation_kwargs", '{"typical_p": 0.7}']
     for name, given, expected in (
         ("a", [], "[0.9, 1.0, 0, None, 1.0, None]"),
-        ("b", [*others, "--top_k", "3", *more], "[0.9, 0.5, 3, 0.1, 1.2, 0.7]"),
-        ("c", ["--top_k", "-1", "--use_vllm", "true"], "[0.9, 1.0, 0, None, 1.0, None]"),
+        ("b", [*others, *more], "[0.9, 0.5, 3, 0.1, 1.2, 0.7]"),
         ("a", ["--top_p", "0.5"], "(top_p: 1.0 there, 0.5 now)"),
-        ("d", ["--use_vllm", "true", *more], "generation_kwargs: expected none with use_vllm, got {'typical_p': 0.7}"),
     ):
         assert expected in run.refused(capsys, "--temperature", "0.9", *given, folder=run.folder / name)
 
 
 def test_a_command_that_cannot_work_says_why(run, capsys):
     assert "continuations: expected an even number" in run.refused(capsys, continuations=3)
-    assert "critic.safetensors" in run.refused(capsys, *PPO)
     assert "RUN: expected the output folder of a run" in run.refused(capsys, policy=run.folder / "nowhere")
-    error = "max_prompt_length: expected room for the first prompt, got 3"
-    assert error in run.refused(capsys, "--max_prompt_length", "3")
-    gate = ("--credit", "gated", "--method_kwargs", '{"gated": {"threshold": 0, "weight": 1}}')
-    for name, own in (("dapo", ("--policy_method", "dapo")), ("gated", gate)):
-        assert f"config: expected no method with rewards of its own, got {name!r}" in run.refused(capsys, *own)
+    error = "config: expected no method with rewards of its own, got 'dapo'"
+    assert error in run.refused(capsys, "--policy_method", "dapo")
