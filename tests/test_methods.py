@@ -24,7 +24,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
 from epo_trl.methods import Comm, Method, Methods, Tally, build_methods
 from epo_trl.scoring import row_scorer
-from epo_trl.trainers import EPOPPOConfig, EPOPPOTrainer, EPOTrainer
+from epo_trl.trainers import EPOPPOConfig, EPOTrainer
 from epo_trl.trainers.collection import Collector
 from epo_trl.types import Episode, StopReason, Turn
 
@@ -53,7 +53,6 @@ def test_a_card_names_settings_of_the_class_and_a_wrong_name_fails_before_the_ru
     ("changes", "message"),
     [
         ({"policy_method": "variance-filter"}, "with 'variance-filter'"),
-        ({"credit": "gigpo"}, "with 'gigpo', which reads"),
         ({"credit": "archer"}, "with 'archer', which reads"),
         ({"policy_method": named("OneReward")}, "with '.*OneReward', which reads"),
     ],
@@ -64,11 +63,6 @@ def test_a_method_of_other_rewards_takes_no_reward_functions(tmp_path, changes, 
         make_trainer(tmp_path, reward_funcs=lambda completions, **_: [0.0], **changes)
 
 
-def test_a_model_that_only_recipes_make_is_not_looked_for_on_the_hub(tmp_path):
-    with pytest.raises(ValueError, match="model: .*got 'tiny:64x2'.*load_policy"):
-        EPOTrainer("tiny:64x2", ToySuite(), args=make_config(tmp_path))
-
-
 def test_a_name_alone_is_a_list_of_one_and_null_is_none(tmp_path):
     args = make_config(tmp_path, entropy_method="epo", policy_method=named("OneReward"),
                        method_kwargs='{"method_examples:OneReward": {"scale": 3}}')  # fmt: skip
@@ -77,18 +71,9 @@ def test_a_name_alone_is_a_list_of_one_and_null_is_none(tmp_path):
     assert make_config(tmp_path, entropy_method=None).entropy_method == []
 
 
-def test_a_number_that_yaml_takes_for_a_string_is_a_number(tmp_path):
-    """YAML reads `1e-3` as a string, and `1` as an integer."""
-    args = make_config(tmp_path, entropy_method="ea", method_kwargs={"ea": {"alpha": "1e-3", "kappa": 3}})
-    method = build_methods(args, critic=False)["ea"]
-    assert (method.alpha, method.kappa) == (0.001, 3)
-
-
 def test_a_trainer_and_the_configuration_of_the_other_do_not_go_together(tmp_path):
     with pytest.raises(ValueError, match="credit: .*got 'turn', which needs a critic, but this trainer has none"):
         EPOTrainer(make_model(), ToySuite(), make_config(tmp_path, kind=EPOPPOConfig))
-    with pytest.raises(AttributeError, match="EPOConfig.*critic"):
-        EPOPPOTrainer(make_model(), ToySuite(), make_config(tmp_path))
 
 
 # --------------------------------------------------------------------------------------------------------- collection
@@ -147,7 +132,7 @@ def test_rewards_of_turns_reach_credit_and_critic_and_the_log_keeps_the_rollouts
     assert logged(trainer, "env/return") == [pytest.approx(sum(usable) / len(usable))]
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, -1e300, 1e13])
+@pytest.mark.parametrize("reward", [math.nan, 1e13])
 def test_a_reward_that_no_loss_can_be_made_of_is_refused(reward):
     class Extreme(Method):
         def turn_rewards(self, episode):
@@ -162,16 +147,9 @@ def test_a_reward_that_no_loss_can_be_made_of_is_refused(reward):
 # ------------------------------------------------------------------------------------------------- choosing of groups
 
 
-def played(task, value, won=False):
+def played(task, value):
     """Returns an episode of one turn with that reward."""
-    turn = Turn((1,), (2,), "", "", "", True, value)
-    return Episode(task, "", "", (turn,), StopReason.WON if won else StopReason.TURN_LIMIT, won=won)
-
-
-def collector(methods, ranks, tmp_path, size, **changes):
-    args = make_config(tmp_path, **changes)
-    spare = [f"train/{i}" for i in range(20)]
-    return Collector(ToySuite(), methods, ranks, spare, args, size, (0,))
+    return Episode(task, "", "", (Turn((1,), (2,), "", "", "", True, value),), StopReason.TURN_LIMIT)
 
 
 def test_refused_groups_are_replaced_whole_and_the_draw_depends_on_run_and_step_alone(tmp_path):
@@ -181,10 +159,10 @@ def test_refused_groups_are_replaced_whole_and_the_draw_depends_on_run_and_step_
         return [played(task, float(i) if int(task.split("/")[1]) % 2 else 1.0) for i, (task, _) in enumerate(tasks)]
 
     def collect(rl_step, rounds=50):
-        methods = build_methods(make_config(tmp_path, policy_method=named("KeepUnequal")), critic=False)
+        args = make_config(tmp_path, policy_method=named("KeepUnequal"), max_resamples=rounds)
+        methods, spare = build_methods(args, critic=False), [f"train/{i}" for i in range(20)]
         tasks = ["train/2"] * 4 + ["train/3"] * 4 + ["train/4"] * 4
-        made = collector(methods, Comm(), tmp_path, 4, max_resamples=rounds)
-        return made.collect(tasks, play, rl_step)
+        return Collector(ToySuite(), methods, Comm(), spare, args, 4, (0,)).collect(tasks, play, rl_step)
 
     batch, metrics = collect(0)
     assert batch.tasks[4:8] == ["train/3"] * 4, "a group that is kept stays where it is"
@@ -197,8 +175,7 @@ def test_refused_groups_are_replaced_whole_and_the_draw_depends_on_run_and_step_
     assert collect(0)[0].tasks == batch.tasks
     assert len({tuple(collect(step)[0].tasks) for step in range(5)}) > 1
     _, none = collect(0, rounds=0)
-    counts = none["rollout/resampled_groups"], none["rollout/unwanted_groups"]
-    assert counts == (0, 2), "what is left after the last round is trained on, and counted"
+    assert none["rollout/unwanted_groups"] == 2, "what is left after the last round is trained on, and counted"
 
 
 # --------------------------------------------------------------------------------------------------------------- loss
@@ -265,15 +242,6 @@ def test_a_run_does_not_go_on_with_other_methods_unless_that_is_asked_for(tmp_pa
     with pytest.warns(UserWarning, match="is resumed with other settings"):
         other.train(resume_from_checkpoint=checkpoint)
     assert len(other.methods["epo"].history) == 4 and other.methods[named("Counter")].steps == 2
-
-
-def test_a_method_does_nothing_by_itself():
-    """The base class alone: every hook has a default that changes nothing."""
-    x = torch.ones(1, 2)
-    assert Method().modify_advantages(x, None).advantages is x and Method().ratio(x, x, None, None) is x
-    assert Method().turn_rewards(None) is None and Method().select([]) == [] and Method().loss(None) is None
-    assert Method().end_rl_step(None) == Method().state_dict() == {}
-    assert Method().card == "Method"
 
 
 def test_a_tally_of_numbers_and_tensors_is_kept_on_the_tensors_device():
