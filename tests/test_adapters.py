@@ -15,7 +15,7 @@ from trl import ModelConfig, SFTConfig
 from epo_trl.cli import main
 from epo_trl.cli.train import train
 from epo_trl.envs.toy import ToySuite
-from epo_trl.models import adapters, families, load, load_policy, policy_for_training
+from epo_trl.models import adapters, families, load_policy, policy_for_training
 from epo_trl.runs.checkpoint_files import FINISHED, what_model
 from epo_trl.runs.run_settings import differences, settings_of
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
@@ -56,9 +56,8 @@ def test_with_use_peft_an_adapter_is_trained_on_as_it_is(adapter, tmp_path):
 
 
 def test_a_run_does_not_replace_the_model_that_it_starts_from(adapter, tmp_path):
-    for folder in (adapter.folder, adapter.folder / "base"):
-        with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got"):
-            policy(f"{adapter.path}/.", folder, use_peft=True)
+    with pytest.raises(ValueError, match="output_dir: expected another folder than that of the model, got"):
+        policy(f"{adapter.path}/.", adapter.folder / "base", use_peft=True)
     shutil.copytree(adapter.folder, tmp_path / "base")  # a folder of yours that has the name
     with pytest.raises(ValueError, match="output_dir: expected no folder base of another model in it"):
         policy("tiny:32x1", tmp_path, use_peft=True)
@@ -74,24 +73,8 @@ def test_an_adapter_of_another_model_is_named(adapter, tmp_path):
     weights = load_file(folder / "adapter_model.safetensors")
     weights.pop(first := next(iter(weights)))
     save_file(weights | {first.replace("layers.0", "layers.9"): torch.ones(1)}, folder / "adapter_model.safetensors")
-    with pytest.raises(
-        ValueError, match="model_name_or_path: expected an adapter with the weights of its base .*, got"
-    ):
+    with pytest.raises(ValueError, match="model_name_or_path: expected an adapter with the weights of its base"):
         policy(str(folder), tmp_path / "run", use_peft=True)
-
-
-@pytest.mark.parametrize("given", [None, {"dtype": "auto"}])
-def test_a_configuration_loads_a_second_model_with_its_own_settings(tmp_path, given):
-    make_model().save_pretrained(tmp_path / "model")
-    toy_tokenizer().save_pretrained(tmp_path / "model")
-    args = make_config(tmp_path / "run", model_init_kwargs=given)
-    for dtype, attention in (("bfloat16", "eager"), ("float32", "sdpa")):
-        wanted = ModelConfig(str(tmp_path / "model"), dtype=dtype, attn_implementation=attention)
-        policy_for_training(wanted, args, ToySuite(), "general_compact")
-        asked = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "revision": "main"}
-        assert args.model_init_kwargs == {**asked, **(given or {})}
-    policy_for_training(ModelConfig("tiny"), args, ToySuite(), "general_compact")
-    assert args.model_init_kwargs == given
 
 
 @pytest.mark.slow
@@ -137,14 +120,6 @@ def test_an_adapter_on_a_model_from_scratch_is_saved_with_its_base_and_can_be_mo
         torch.testing.assert_close(logits(model), logits(trained))
 
 
-def test_an_adapter_without_its_tokenizer_has_that_of_its_base(adapter, tmp_path):
-    bare = tmp_path / "bare"
-    shutil.copytree(adapter.folder, bare, ignore=shutil.ignore_patterns("tokenizer*", "chat_template*"))
-    adapters.save_whole(make_model(seed=3), toy_tokenizer(), bare / "base", "tiny")
-    _, given = policy(str(bare), tmp_path / "run", use_peft=True)
-    assert given["processing_class"].get_vocab() == toy_tokenizer().get_vocab()
-
-
 def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, monkeypatch, capsys):
     (empty := tmp_path / "empty").mkdir()
     out = tmp_path / "merged"
@@ -155,19 +130,13 @@ def test_merging_writes_a_plain_checkpoint(adapter, tmp_path, monkeypatch, capsy
     assert main(["merge", adapter.path, "--out", str(out)]) == 1
     assert "out: expected a new folder, got" in capsys.readouterr().err
     monkeypatch.chdir(empty)
-    for here in (".", "../empty", ""):
-        assert main(["merge", "no_such_adapter", "--out", here]) == 1  # refused before anything is loaded
-        assert "there already or the current folder" in capsys.readouterr().err
+    assert main(["merge", "no_such_adapter", "--out", "."]) == 1  # refused before anything is loaded
+    assert "there already or the current folder" in capsys.readouterr().err
     assert main(["merge", str(out), "--out", str(tmp_path / "again")]) == 1
     assert "there is no adapter_config.json" in capsys.readouterr().err
 
 
-def test_an_adapter_notes_the_revision_of_its_base_and_goes_on_it_again(adapter, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(load.AutoConfig, "from_pretrained", lambda *_, **__: SimpleNamespace(model_type="llama"))
-        for revision, noted in (("v2", "v2"), ("main", None)):
-            new = load._peft_config(ModelConfig("an/id", model_revision=revision, use_peft=True), "an/id", False)
-            assert new.revision == noted
+def test_an_adapter_goes_on_the_noted_revision_of_its_base(adapter, tmp_path, monkeypatch):
     folder = tmp_path / "copy"
     shutil.copytree(adapter.folder, folder)
     settings = json.loads((folder / "adapter_config.json").read_text())
@@ -182,11 +151,6 @@ def test_an_adapter_notes_the_revision_of_its_base_and_goes_on_it_again(adapter,
     load_policy(ModelConfig(str(folder)), ToySuite(), "compact")
     load_policy(ModelConfig(adapter.path), ToySuite(), "compact")
     assert asked == ["v2", "main"]
-
-
-def with_other_weights(folder, factor=2.0):
-    weights = load_file(folder / "adapter_model.safetensors")
-    save_file({name: factor * value for name, value in weights.items()}, folder / "adapter_model.safetensors")
 
 
 def test_a_refused_command_keeps_the_base_of_a_finished_run(tmp_path):
@@ -207,20 +171,10 @@ def test_the_adapter_that_a_run_starts_from_is_one_of_its_settings(adapter, tmp_
     other = shutil.copytree(adapter.folder, tmp_path / "other")
     before, moved = seen(adapter.folder), seen(other)
     assert differences(before, moved) == []
-    with_other_weights(other)
+    weights = load_file(other / "adapter_model.safetensors")
+    save_file({name: 2.0 * value for name, value in weights.items()}, other / "adapter_model.safetensors")
     (line,) = differences(before, seen(other))
     assert line.startswith("adapter_weights: 'a folder of weights, XXH3 ")
-
-
-def test_a_checkpoint_behind_a_link_or_a_dot_finds_its_base_beside_it(adapter, tmp_path, monkeypatch):
-    shutil.copytree(adapter.folder / "base", tmp_path / "base")
-    (checkpoint := tmp_path / "checkpoint-2").mkdir()
-    shutil.copy(adapter.folder / "adapter_config.json", checkpoint)
-    (tmp_path / "links").mkdir()
-    (link := tmp_path / "links" / "best").symlink_to(checkpoint)
-    assert adapters.Adapter.find(str(link)).base == str(tmp_path / "base")
-    monkeypatch.chdir(checkpoint)
-    assert adapters.Adapter.find(".").base == str(tmp_path / "base")
 
 
 def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):
@@ -228,26 +182,19 @@ def test_settings_that_an_adapter_does_not_have_are_refused(adapter, tmp_path):
     with pytest.raises(ValueError, match="lora_r: expected 4, .*, got 64; .*epo-trl merge"):
         policy(adapter.path, tmp_path, use_peft=True, lora_r=64)
     policy(adapter.path, tmp_path, use_peft=True, lora_target_modules=["v_proj", "q_proj"])
-    for name, other in (
-        ("lora_target_modules", ["q_proj"]), ("lora_dropout", 0.3),
-        ("lora_modules_to_save", ["lm_head"]), ("lora_target_parameters", ["gate.weight"]),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=f"{name}: expected .*, as in the adapter .*, got .*epo-trl merge"):
-            policy(adapter.path, tmp_path, use_peft=True, **{name: other})
+    with pytest.raises(ValueError, match="lora_target_modules: expected .*, as in the adapter .*, got .*epo-trl merge"):
+        policy(adapter.path, tmp_path, use_peft=True, lora_target_modules=["q_proj"])
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path):
-    for name in ("runs/no/model", "runs/no"):
-        with pytest.raises(ValueError, match=f"model_name_or_path: got '{name}', w.* cannot be read"):
+    make_model().save_pretrained(tmp_path / "bare")
+    for name, says in (
+        ("runs/no/model", "got 'runs/no/model', w.* cannot be read"),
+        (str(tmp_path / "bare"), "got '.*bare', whose tokenizer cannot be read"),
+        ("", "expected a Hub id, a local path or 'tiny', got nothing"),
+    ):
+        with pytest.raises(ValueError, match=f"model_name_or_path: {says}"):
             policy(name, tmp_path)
-    with pytest.raises(ValueError, match="model_name_or_path: expected a Hub id, a local path or 'tiny', got nothing"):
-        policy("", tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="model_name_or_path: got '.*empty', which cannot be read: ."):
-        policy(str(tmp_path / "empty"), tmp_path)
-    make_model().save_pretrained(tmp_path / "empty")
-    with pytest.raises(ValueError, match="model_name_or_path: got '.*empty', whose tokenizer cannot be read"):
-        policy(str(tmp_path / "empty"), tmp_path)
 
 
 # ---------------------------------------------------------------------------------- what a model is to be loaded as
@@ -268,13 +215,8 @@ def test_precision_and_attention_are_those_that_were_asked_for(adapter, tmp_path
 
 def test_a_new_adapter_on_an_architecture_that_peft_does_not_know_is_on_every_linear_layer(adapter, tmp_path):
     config = json.loads((adapter.folder / "base" / "config.json").read_text())
-    assert policy(f"{adapter.path}/base", tmp_path, use_peft=True)[1]["peft_config"].target_modules == [
-        "q_proj",
-        "v_proj",
-    ]  # a llama
+    llama = policy(f"{adapter.path}/base", tmp_path, use_peft=True)[1]["peft_config"]
+    assert llama.target_modules == ["q_proj", "v_proj"]
     other = shutil.copytree(adapter.folder / "base", tmp_path / "gpt")
     (other / "config.json").write_text(json.dumps({**config, "model_type": "ministral"}))
     assert policy(str(other), tmp_path / "run", use_peft=True)[1]["peft_config"].target_modules == "all-linear"
-
-
-# --------------------------------------------------------------------------------------- 4 and 8 bit, and the Hub
