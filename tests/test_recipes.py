@@ -4,20 +4,19 @@ import importlib
 import json
 import sys
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
-from trl import ModelConfig, SFTConfig
+from trl import ModelConfig
 from typed import parse_recipe
 
 from epo_trl.cli import evaluation
-from epo_trl.cli.evaluation import EvaluationArguments, load_task_lists
+from epo_trl.cli.evaluation import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.cli.options import AlgorithmArguments, read_command_line
 from epo_trl.envs.registry import environment_arguments
-from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import get_protocol
 from epo_trl.lab.study.config import load_study, plan
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
@@ -162,12 +161,6 @@ def test_every_algorithm_of_make_train_has_its_recipe_and_config(name):
         parse(config, *algorithm.overrides)
 
 
-@pytest.mark.parametrize("path", [path for path in CONFIGS if path not in RL], ids=NAME)
-def test_the_other_configs_have_only_known_keys(path):
-    suite, *_ = parse(path, *machine(path))
-    assert suite.name.startswith(path.parent.name)
-
-
 @pytest.mark.parametrize("path", sorted(path for name in OWN for path in RECIPES.glob(f"{name}/*.yaml")), ids=NAME)
 def test_a_config_beside_its_environment_is_read_from_anywhere(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -233,36 +226,10 @@ def test_the_evaluation_recipe_reports_each_list(tmp_path, capsys):
     assert "alfworld-tiny20" in capsys.readouterr().out
 
 
-def test_an_evaluation_without_tasks_is_refused():
-    with pytest.raises(ValueError, match="splits: expected names of non-empty lists.*has {'train': "):
-        load_task_lists(EvaluationArguments(splits=[]), ToySuite())
-
-
 def test_the_evaluation_of_the_pretrained_recipe_plays_its_lists_as_its_run_does():
     files = (RECIPES / "alfworld" / f"{name}.yaml" for name in ("pretrained", "eval_pretrained"))
     rl, own = (yaml.safe_load(file.read_text()) for file in files)
     assert own == {name: rl[name] for name in own} and {"n_iid", "max_prompt_length", "protocol"} <= own.keys()
-
-
-@dataclass
-class OtherArguments:
-    """An environment that is not ours."""
-
-    size: int = field(default=3)
-
-    def make_suite(self):
-        return ToySuite(move_limit=self.size)
-
-
-def test_the_config_says_which_environment_a_general_recipe_plays(tmp_path):
-    config = tmp_path / "config.yaml"
-    config.write_text(
-        f"environment: {__name__}:OtherArguments\nsize: 5\noutput_dir: {tmp_path}\nuse_cpu: true\nbf16: false\n"
-    )
-    suite, args = parse_recipe(SFTConfig, argv=["--config", str(config)])
-    assert (suite.move_limit, args.output_dir) == (5, str(tmp_path))
-    suite, _ = parse_recipe(SFTConfig, argv=["--config", str(config), "--size", "7"])
-    assert suite.move_limit == 7
 
 
 @pytest.mark.slow
