@@ -13,14 +13,12 @@ from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig
 from safetensors.torch import load_file
 from trainer_kit import make_config, make_model, make_trainer, make_warm_start, saved, toy_tokenizer
-from transformers import AutoModelForCausalLM
 from trl import ModelConfig
 
 from epo_trl.cli import main
-from epo_trl.cli.evaluation import EvaluationArguments, evaluate
 from epo_trl.cli.train import train
 from epo_trl.envs.toy import ToySuite
-from epo_trl.models import load_policy, load_tokenizer
+from epo_trl.models import load_policy
 from epo_trl.runs import guards
 from epo_trl.runs.checkpoint_files import FINISHED, is_complete
 
@@ -91,17 +89,6 @@ def test_plain_libraries_compute_what_the_trainer_s_model_computes(run):
     model, tokenizer = load_policy(ModelConfig(str(run.folder)), ToySuite(), "compact")
     torch.testing.assert_close(logits_of(model, ids), expected, rtol=1e-4, atol=1e-4)
     assert tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True)["input_ids"] == ids[0].tolist()
-
-
-@pytest.mark.slow
-def test_adapter_and_merged_export_are_evaluated_the_same(run):
-    asked = EvaluationArguments(
-        protocol="alfworld50", max_turns=3, temperature=0.0, splits=["iid"], prompt_template="compact", max_episodes=4,
-        max_prompt_length=400, max_completion_length=6,
-    )  # fmt: skip
-    reports = [evaluate(ToySuite(), asked, ModelConfig(path)) for path in (str(run.folder), run.merged)]
-    adapter, merged = ([{**one.to_dict(), "seconds": 0} for one in found] for found in reports)
-    assert adapter == merged and adapter[0]["turns"] > 0
 
 
 @pytest.mark.slow
@@ -192,17 +179,6 @@ def test_a_failed_upload_is_repeated_without_training(tmp_path, monkeypatch, hub
     outcomes.append(None)
     run(hub_model_id="other")
     assert not outcomes and len(steps) == 1, "another place"
-
-
-@pytest.mark.skipif(CHECKPOINT is None, reason="EPO_TRL_CHECKPOINT names no chat model")
-def test_a_real_chat_model_answers_in_its_own_frame():
-    tokenizer = load_tokenizer(CHECKPOINT)
-    model = AutoModelForCausalLM.from_pretrained(CHECKPOINT)
-    ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, return_tensors="pt"
-    )
-    said = tokenizer.decode(model.generate(**ids, max_new_tokens=20, do_sample=False)[0, ids["input_ids"].shape[1] :])
-    assert "Paris" in said
 
 
 @pytest.mark.slow

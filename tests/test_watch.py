@@ -119,24 +119,13 @@ def test_a_page_says_that_its_episodes_were_picked(tmp_path):
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(played)
 
 
-@pytest.fixture
-def browser(tmp_path):
-    """Returns a function that opens `page.html` in a browser, and returns the document after three seconds."""
-
-    def open_page():
-        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000"]
-        command += ["--window-size=1366,768", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-        command += [(tmp_path / "page.html").as_uri()]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-    return open_page
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no browser")
-def test_a_browser_shows_what_was_said_as_text(tmp_path, browser):
+def test_a_browser_shows_what_was_said_as_text(tmp_path):
     write_page(tmp_path / "page.html", [sample(said=EVIL, rewards=(1.0, -1.0))], EVIL[:60], 2**20)
-    dom = browser()
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     page = Page(dom)
     assert "img" not in page.elements and page.elements.count("script") == 2
     assert page.elements.count("article") == 2 and "circle" in page.elements
@@ -144,41 +133,6 @@ def test_a_browser_shows_what_was_said_as_text(tmp_path, browser):
 
 
 # Presses keys, one after the other, and notes the episode that is open after each.
-PRESSES = """<script>
-const opened = [];
-const tell = (target, key, more = {}) =>
-  target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, ...more }));
-const presses = [
-  () => tell(document.body, "ArrowRight"), () => tell(document.body, "j"), () => tell(document.body, "j"),
-  () => tell(document.body, "ArrowLeft"), () => tell(document.body, "k", { ctrlKey: true }),
-  () => tell(document.getElementById("search"), "k"), () => document.querySelector(".step").click(),
-  () => tell(document.body, "k"),
-];
-(async () => {
-  for (const press of presses) {
-    press();
-    await new Promise((done) => setTimeout(done, 20));
-    const off = [...document.querySelectorAll(".step")].map((button) => (button.disabled ? "-" : "+")).join("");
-    opened.push(document.querySelector("#episode h2").textContent.split(" ")[1] + off);
-  }
-  document.body.append(`opened: ${opened.join(" ")}.`);
-})();
-</script>"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("chromium"), reason="no browser")
-def test_keys_open_the_next_and_the_previous_episode_of_the_list(tmp_path, browser):
-    """The second ones would go past the ends; a key in the search, or with Ctrl, is not for us."""
-    episodes = [sample(rewards=(reward,), rl_step=step) for step, reward in ((1, -2.0), (2, -1.0), (3, 0.0))]
-    html = page(*episodes)
-    policy = html.index("<meta http-equiv")
-    html = html[:policy] + html[html.index(">", policy) + 1 :].replace("</body>", f"{PRESSES}</body>")
-    (tmp_path / "page.html").write_text(html, encoding="utf-8")
-    dom = browser()
-    assert "opened: 2++ 3+- 3+- 2++ 2++ 2++ 1-+ 1-+." in dom and "keys ← → or k j" in dom
-
-
 # ------------------------------------------------------------------------------------------------- files and command
 
 
