@@ -1,7 +1,6 @@
 """What a training run keeps of its episodes: which ones, with tokens and entropies, and each once."""
 
 import copy
-import json
 import random
 
 import pytest
@@ -10,10 +9,9 @@ from run_kit import MINI_BATCHES, resumable, resumable_ppo
 from tokenizer_families import FAMILIES
 from trainer_kit import make_config, make_episodes, make_model, make_trainer, settle_by_task, toy_tokenizer
 
-from epo_trl.errors import InputError
 from epo_trl.methods import Comm
 from epo_trl.trainers.monitoring.episode_samples import UNFINISHED, EpisodeSamples, token_pieces
-from epo_trl.watch.sample import MAX_CHARS, Outcome, Sample, TurnTexts, choose, read_samples, sample_of, write_samples
+from epo_trl.watch.sample import MAX_CHARS, Outcome, TurnTexts, choose, read_samples, sample_of, write_samples
 from epo_trl.watch.source import find_samples, sample_file
 
 # ------------------------------------------------------------------------------------------------------------- choice
@@ -171,19 +169,3 @@ def test_what_is_written_is_what_is_read_and_long_texts_lose_their_middle(tmp_pa
     assert one == sample
     assert other.texts[0].prompt.startswith("<xxx") and other.texts[0].prompt.endswith("xxx>")
     assert "[... 2 characters left out ...]" in other.texts[0].prompt
-
-
-def test_entropies_that_do_not_fit_or_are_not_finite_are_not_kept():
-    episode = make_episodes()[1].without_tokens()
-    sample = sample_of(episode, [TurnTexts("", ("a", "b"))])
-    assert sample.with_entropy([0.12345, 2]).texts[0].entropy == (0.123, 2)
-    assert sample.with_entropy([0.1]) == sample.with_entropy([0.1, float("nan")]) == sample
-
-
-def test_a_line_that_is_no_episode_is_named(tmp_path):
-    content, path = sample_of(make_episodes()[1]).to_dict(), tmp_path / "file.jsonl"
-    for line in (json.dumps(content | {"stop": "bored"}), json.dumps({}), "not json"):
-        path.write_text(f"{json.dumps(content)}\n{line}")
-        with pytest.raises(InputError, match="file.jsonl, line 2, is not an episode"):
-            read_samples(path)
-    assert Sample.from_dict(content) == sample_of(make_episodes()[1])

@@ -7,7 +7,6 @@ from rollout_parts import WIN, step
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import ModelConfig
 
-from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
@@ -52,13 +51,6 @@ def test_an_unseen_number_falls_apart_into_known_words(tokenizer):
     assert tokens_of(tokenizer, "drawer 5 drawer 12 drawer 44") == ["drawer", "5", "drawer", "12", "drawer", "<unk>"]
 
 
-@pytest.mark.parametrize("text", ["go to drawer 3", "put mug 1 in/on drawer 2", CHAT[1]["content"]])
-def test_actions_round_trip_exactly(tokenizer, text):
-    ids = tokenizer(text)["input_ids"]
-    assert tokenizer.decode(ids) == text
-    assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
 @pytest.mark.parametrize(
     "action",
     [
@@ -78,14 +70,6 @@ def test_case_and_white_space_are_folded(tokenizer):
 
 def test_ids_do_not_depend_on_the_order_of_the_texts(tokenizer):
     assert build_tokenizer(reversed(TEXTS)).get_vocab() == tokenizer.get_vocab()
-
-
-def test_pad_eos_and_padding_side(tokenizer):
-    assert (tokenizer.pad_token, tokenizer.eos_token, tokenizer.padding_side) == ("<pad>", "<|im_end|>", "left")
-    batch = tokenizer(["go to drawer 3", "go"], padding=True)
-    assert set(batch) == {"input_ids", "attention_mask"}
-    assert batch["attention_mask"] == [[1, 1, 1], [0, 0, 1]]
-    assert batch["input_ids"][1][:2] == [tokenizer.pad_token_id] * 2
 
 
 def test_chat_template_by_eye(tokenizer):
@@ -207,13 +191,3 @@ def test_the_corpus_takes_a_game_that_any_answer_ends():
     """`?` is as good an answer as any. The expert plays from the start."""
     suite = LineSuite([step("wrong", terminated=True)], [step("so far so good"), WIN])
     assert {"wrong", "so far so good", "done"} <= set(corpus(suite, "general_compact")) and suite.closed == 1
-
-
-def test_the_environment_of_the_corpus_is_closed_when_there_is_no_expert():
-    class NoExpert(LineSuite):
-        make_expert = TaskSuite.make_expert
-
-    suite = NoExpert([WIN])
-    with pytest.raises(EnvError, match="got 'tiny'"):
-        corpus(suite, "general_compact")
-    assert suite.closed == 1
