@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from epo_trl.errors import InputError
-from epo_trl.lab.plots import PANELS, TAGS, Panel, average_seeds, default_labels, plot_runs, read_run, running_mean
+from epo_trl.lab.plots import PANELS, TAGS, average_seeds, default_labels, plot_runs, read_run, running_mean
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,12 +28,6 @@ def figures(monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", savefig)
     return written
-
-
-def labels_of(figure):
-    """Returns the texts of the legend."""
-    [legend] = [axis.get_legend() for axis in figure.axes if axis.get_legend()]
-    return [text.get_text() for text in legend.get_texts()]
 
 
 def panels_of(figure):
@@ -66,15 +60,9 @@ def test_what_followed_the_checkpoint_from_which_a_run_was_resumed_is_not_drawn(
 
 
 def test_an_evaluation_before_training_drops_nothing(tmp_path):
-    """Neither alone in its file nor before the events of the run that is resumed after it."""
     old = [("train/reward", step, 1.0, 100.0 + step) for step in range(1, 7)]
     write_events(tmp_path / "a", [*old, ("eval/iid/success_rate", 4, 1.0, 104.5)])
-    write_events(tmp_path / "b", [("eval/iid/success_rate", 0, 2.0, 200.0)])
-    curves = read_run(tmp_path)
-    assert curves["train/reward"][0].tolist() == [1, 2, 3, 4, 5, 6]
-    assert curves["eval/iid/success_rate"][0].tolist() == [0, 4]
-    resumed = [("eval/iid/success_rate", 0, 3.0, 300.0), ("train/reward", 5, 3.0, 301.0)]
-    write_events(tmp_path / "c", resumed)
+    write_events(tmp_path / "b", [("eval/iid/success_rate", 0, 2.0, 200.0), ("train/reward", 5, 3.0, 301.0)])
     curves = read_run(tmp_path)
     assert [curve.tolist() for curve in curves["train/reward"]] == [[1, 2, 3, 4, 5], [1.0] * 4 + [3.0]]
     assert curves["eval/iid/success_rate"][0].tolist() == [0, 4]
@@ -174,29 +162,6 @@ def test_a_panel_without_data_says_so(tmp_path, figures):
     assert one["training reward"][0] == []
     assert one["OOD success, %"][0] == ["not logged by any run\neval/ood/success_rate"]
     assert two["training reward"][0] == ["no common step of the runs of a label\ntrain/reward"]
-
-
-@pytest.mark.parametrize("count", [1, 3, 7])
-def test_any_number_of_panels_is_drawn_beside_the_legend(tmp_path, figures, count):
-    names = [f"metric {i}" for i in range(count)]
-    write_events(tmp_path / "run", [(f"train/{name}", step, 5.0 + step, 1.0) for name in names for step in (1, 2)])
-    panels = [Panel(name, {f"train/{name}": "-"}, from_zero=name == names[0]) for name in names]
-    plot_runs([tmp_path / "run"], tmp_path / "some.png", panels=panels)
-    seen = panels_of(figures[0])
-    assert [seen[name][:2] for name in names] == [([], 2)] * count
-    assert [axis.get_ylim()[0] == 0 for axis in figures[0].axes[:count]] == [True] + [False] * (count - 1)
-
-
-def test_a_label_is_text_and_no_formula(tmp_path, figures):
-    """matplotlib would refuse the first, and set the second in italics."""
-    write_run(tmp_path / "run", seed=0, steps=20)
-    names = [r"$\frac$", "a$b_c$"]
-    plot_runs([tmp_path / "run"] * 3, tmp_path / "x.png", labels=[*names, names[1]])
-    assert "running mean over 10 points" in (note := figures[0].get_supxlabel()) and "lowest to highest" in note
-    [legend] = [axis.get_legend() for axis in figures[0].axes if axis.get_legend()]
-    assert labels_of(figures[0]) == [names[0], f"{names[1]} (2 runs)"] and not any(
-        text.get_parse_math() for text in legend.get_texts()
-    )
 
 
 def test_the_readme_s_picture_has_a_key_and_can_be_read_on_a_phone():

@@ -135,41 +135,10 @@ def test_a_run_is_not_continued_with_other_settings_unless_they_say_so(study, ca
     assert "good-seed1" in kept() and starts() == {"good-seed1": 2}
 
 
-def test_what_is_wrong_in_one_folder_stops_no_other_run(study, capsys):
-    """A config that cannot be written, as on a full disk, and an evaluation that is damaged."""
-    Path("runs/mine/bad-one-seed1/config.yaml").mkdir(parents=True)
-    damaged = Path("runs/mine/good-seed1/evaluations/step_000001.json")
-    damaged.parent.mkdir(parents=True)
-    damaged.write_text('{"step": 1, "reports": [{"split": "iid"}]}')
-    assert study() == 1
-    err = capsys.readouterr().err
-    assert "failed: bad-one-seed1: runs/mine/bad-one-seed1/config.yaml cannot be written (Is a directory)" in err
-    assert f"failed: good-seed1: {damaged} is not an evaluation of a run (KeyError('protocol'))" in err
-    assert "good-seed2: finished" in err and "bad-one-seed2: finished" in err
-    Path("runs/mine/bad-one-seed1/config.yaml").rmdir()
-    damaged.unlink()
-    assert study() == 0
-
-
 def test_a_field_that_a_recipe_does_not_take_is_said_before_anything_runs(study, capsys):
     assert study(arms={**ARMS, "typo": {"sucess": [1]}}) == 1
     assert capsys.readouterr().err == "epo-trl: error: typo-seed1.yaml: sucess: unknown\n"
     assert starts() == {}
-
-
-def test_each_config_is_checked_with_the_modules_beside_it(study):
-    Path("recipe.py").write_text(
-        "import runpy, sys, beside, yaml\n"
-        "if any(yaml.safe_load(open(file))['entropy'] != beside.ENTROPY for file in sys.argv[2:]):\n"
-        "    sys.exit('another module')\n"
-        f"if sys.argv[1] == '--config':\n    runpy.run_path({str(RECIPE)!r}, run_name='__main__')\n"
-    )
-    for name, entropy in (("a", 1.0), ("b", 2.0)):
-        Path(name).mkdir()
-        Path(name, "beside.py").write_text(f"ENTROPY = {entropy}\n")
-        Path(name, "config.yaml").write_text(f"entropy: {entropy}\nsuccess: [0.5]\n")
-    arms = {name: {"recipe": "recipe.py", "config": f"{name}/config.yaml"} for name in "ab"}
-    assert study(arms=arms, seeds=[1], warm_start=None) == 0
 
 
 def test_some_arms_and_seeds_only(study, capsys):

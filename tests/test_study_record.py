@@ -1,7 +1,6 @@
 """The record of a run."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from epo_trl.lab.study.record import (
     THINNED,
     THIRDS,
     EvaluationRecord,
-    Record,
     collect,
     read_records,
     rl_points,
@@ -160,8 +158,3 @@ def test_a_damaged_file_is_named_and_a_missing_one_has_no_records(tmp_path):
         (tmp_path / "records.json").write_text(content)
         with pytest.raises(InputError, match=r"records\.json (is damaged|has no records of a study)"):
             read_records(tmp_path / "records.json")
-
-
-def test_a_record_survives_any_name(tmp_path):
-    record = Record('λ "x" \\ | $', 1, {"fields": {"a": None}}, "v", 1.0, {SUCCESS: [None, 0.5]})
-    assert kept(tmp_path, record) == record and math.isclose(record.curve(SUCCESS)[2], 0.5)

@@ -161,25 +161,6 @@ def test_any_number_of_arms_with_any_name_is_drawn(tmp_path, count):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "report.md"]
 
 
-def test_a_curve_that_was_thinned_is_not_smoothed_again_and_the_panels_are_those_that_are_asked_for(
-    tmp_path, monkeypatch
-):
-    drawn = []
-    plot = Axes.plot
-
-    def spy(axis, x, y, **how):
-        drawn.append((list(x), list(y)))
-        return plot(axis, x, y, **how)
-
-    monkeypatch.setattr(Axes, "plot", spy)
-    thinned = {"rl_step": [14 * i for i in range(1, 31)], "ref-nucleus/forced_entropy": [float(i) for i in range(30)]}
-    record = record_of("a", 1, [0.01 * i for i in range(60)], thinned=thinned)
-    draw(study_of("a"), [record], tmp_path / "two.png", panels=("success", "forced"))
-    (steps, success), (thin_steps, forced) = drawn
-    assert steps[0] == 10 and success[0] == pytest.approx(100 * 0.045)  # the mean of the first ten, in percent
-    assert (thin_steps, forced) == (thinned["rl_step"], thinned["ref-nucleus/forced_entropy"])
-
-
 def test_an_arm_is_drawn_beside_the_baseline_of_its_own_seeds(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(Axes, "plot", lambda self, x, y, **style: drawn.append((style["color"], list(y))))
