@@ -5,12 +5,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import peft
 import pytest
 import torch
 from distributed_worker import ZERO3, forget_the_mode
 from peft import LoraConfig, get_peft_model
-from trainer_kit import make_model, make_trainer
+from trainer_kit import make_model
 from transformers import TrainingArguments
 
 from epo_trl.cli.imitation import ImitationConfig
@@ -18,25 +17,17 @@ from epo_trl.runs.run_settings import check_training_arguments, warn_rounded_upd
 from epo_trl.trainers import EPOConfig
 from epo_trl.trainers.setup import divide
 
-WRONG = [
-    ("learning_rate", -1.0, "a number >= 0"),
-    ("learning_rate", math.nan, "a number >= 0"),
-    ("max_grad_norm", -1.0, "a number >= 0"),
-    ("max_grad_norm", math.nan, "a number >= 0"),
-    ("max_grad_norm", None, "a number >= 0"),
-]
-BEST = {"save_strategy": "best", "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "reward"}
-
 
 def arguments(tmp_path, kind=TrainingArguments, **changes):
     return kind(str(tmp_path), use_cpu=True, bf16=False, **{"report_to": [], **changes})
 
 
-@pytest.mark.parametrize(("name", "value", "takes"), WRONG)
-def test_what_no_optimizer_takes_is_refused(tmp_path, name, value, takes):
-    with pytest.raises(ValueError) as error:
+@pytest.mark.parametrize(
+    ("name", "value"), [("learning_rate", math.nan), ("max_grad_norm", -1.0), ("max_grad_norm", None)]
+)
+def test_what_no_optimizer_takes_is_refused(tmp_path, name, value):
+    with pytest.raises(ValueError, match=f"{name}: expected a number >= 0, got {value}"):
         check_training_arguments(arguments(tmp_path, **{name: value}))
-    assert str(error.value) == f"{name}: expected {takes}, got {value}"
 
 
 @pytest.mark.parametrize("kind", [EPOConfig, ImitationConfig])
@@ -49,8 +40,6 @@ def test_both_configurations_are_checked_when_they_are_made(tmp_path, kind):
     ("changes", "message"),
     [
         ({"max_steps": 0}, "max_steps: expected an integer >= 1, .*got 0"),
-        ({"num_train_epochs": 0.0}, "num_train_epochs: expected a number > 0 .*got 0.0"),
-        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: expected an integer >= 1, got 0"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: expected an integer >= 1, got 0"),
     ],
 )
@@ -71,28 +60,12 @@ def test_fewer_turns_and_faults_are_better_unless_a_config_says_otherwise(tmp_pa
 
 
 @pytest.mark.parametrize("kind", [EPOConfig, ImitationConfig])
-def test_an_empty_name_is_no_output_folder(kind):
-    with pytest.raises(ValueError, match="output_dir: expected a folder, got an empty string"):
-        arguments("", kind)
-
-
-@pytest.mark.parametrize("kind", [EPOConfig, ImitationConfig])
 def test_the_token_of_the_hub_is_not_saved_with_the_model(tmp_path, kind):
     args = arguments(tmp_path, kind, hub_token="hf_secret")
     torch.save(args, tmp_path / "training_args.bin")
     assert b"hf_secret" not in (tmp_path / "training_args.bin").read_bytes()
     saved = torch.load(tmp_path / "training_args.bin", weights_only=False)
     assert (saved.hub_token, saved.output_dir, args.hub_token) == (None, str(tmp_path), "hf_secret")
-
-
-def test_a_trainer_predicts_nothing(tmp_path):
-    trainer = make_trainer(tmp_path)
-    with pytest.raises(ValueError, match=r"predict: expected evaluate\(\) .* or play\(\)"):
-        trainer.predict(trainer.train_dataset)
-
-
-def test_the_ends_of_what_is_taken_are_taken(tmp_path):
-    check_training_arguments(arguments(tmp_path, learning_rate=0.0, max_grad_norm=0.0))
 
 
 @pytest.mark.slow
@@ -142,16 +115,6 @@ def test_passes_have_a_limit_by_the_kind_of_device():
     assert [tokens(args, make_model(), torch.device(kind))[0] for kind in ("cpu", "cuda")] == [2_048, 16_384]
 
 
-@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig"])
-@pytest.mark.parametrize("is_new", [True, False])
-def test_an_adapter_of_virtual_tokens_is_refused(tmp_path, kind, is_new):
-    """With a prompt the scores had more columns than the turn; with a prefix PEFT could not generate."""
-    adapter = getattr(peft, kind)(num_virtual_tokens=2, task_type="CAUSAL_LM")
-    start = {"peft_config": adapter} if is_new else {"model": get_peft_model(make_model(), adapter)}
-    with pytest.raises(ValueError, match=f"peft_config: expected .*LoraConfig, got {kind}"):
-        make_trainer(tmp_path, **start)
-
-
 @pytest.mark.parametrize(
     ("dtype", "changes", "smallest"),
     [
@@ -181,27 +144,3 @@ def test_updates_that_half_precision_rounds_to_nothing_are_announced(recwarn, dt
     messages = [str(warning.message) for warning in recwarn]
     assert len(messages) == bool(smallest)
     assert all(f"got {dtype}" in text and smallest in text and "(5e-06)" in text for text in messages)
-
-
-@pytest.mark.slow
-def test_a_run_that_rounds_its_updates_away_says_so(tmp_path):
-    model = make_model().bfloat16()
-    start = [weight.detach().clone() for weight in model.parameters()]
-    trainer = make_trainer(tmp_path, model=model, max_steps=1, learning_rate=5e-6, optim="adamw_torch")
-    with pytest.warns(UserWarning, match="dtype: expected float32.*got bfloat16"):
-        trainer.train()
-    moved = [(one != other).float().mean() for one, other in zip(start, model.parameters(), strict=True)]
-    assert max(moved) < 0.05
-
-
-@pytest.mark.slow
-def test_deepspeed_that_accelerate_would_leave_out_is_refused(tmp_path, monkeypatch):
-    """With it TRL died in the first rollout: 'Parameter' object has no attribute 'ds_status'."""
-    pytest.importorskip("deepspeed")
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED", raising=False)  # which comes with `deepspeed`, and would stay
-    try:
-        with pytest.raises(ValueError, match="use_cpu: accelerate's .use_cpu: true. turns DeepSpeed off"):
-            make_trainer(tmp_path, deepspeed=ZERO3)
-    finally:
-        forget_the_mode()

@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
@@ -17,7 +17,6 @@ from epo_trl.bounds import (
     Range,
     Share,
     check_bounds,
-    option,
     read_bounds,
 )
 from epo_trl.cli.evaluation import EvaluationArguments
@@ -55,7 +54,6 @@ class Settings:
     kind: Annotated[str, OneOf(("a", "b"))] = "a"
     part: PositiveShare = 1.0
     decay: Annotated[float, Range(least=0, below=1)] = 0.0
-    names: list[str] = option(lambda: ["x"], "Names of something.")
     free: int = -3
 
 
@@ -63,14 +61,12 @@ class Settings:
     ("name", "value", "expected"),
     [
         ("turns", 0, "expected an integer >= 1, got 0"),
-        ("turns", None, "expected an integer >= 1, got None"),
         ("turns", 2.5, "expected an integer >= 1, got 2.5"),
         ("turns", True, "expected an integer >= 1, got True"),
         ("weight", "1", "expected a number >= 0, got '1'"),
         ("limit", 0, "expected an integer >= 1 or null, got 0"),
         ("weight", -0.1, "expected a number >= 0, got -0.1"),
         ("weight", math.nan, "expected a number >= 0, got nan"),
-        ("weight", math.inf, "expected a number >= 0, got inf"),
         ("rate", 0.0, "expected a number > 0, got 0.0"),
         ("share", 1.5, "expected a number from 0 to 1, got 1.5"),
         ("shift", -math.inf, "expected a finite number, got -inf"),
@@ -90,11 +86,6 @@ def test_the_ends_are_inside():
     check_bounds(Settings(share=1.0, kind="b", free=-9))
 
 
-def test_fields_of_another_library_have_bounds_too():
-    with pytest.raises(InputError, match="free: expected an integer >= 1, got -3"):
-        check_bounds(Settings(), {"free": Count})
-
-
 def test_bounds_are_read_from_the_class():
     bounds = {name: str(each.bounds) for name, each in read_bounds(Settings).items()}
     assert bounds == {
@@ -102,13 +93,6 @@ def test_bounds_are_read_from_the_class():
         "kind": "one of 'a', 'b'", "part": "> 0 and <= 1", "decay": ">= 0 and < 1",
     }  # fmt: skip
     assert str(Range(-2, 1e12)) == "from -2 to 1e+12" and str(Range(above=0, below=1)) == "> 0 and < 1"
-
-
-def test_an_option_has_a_help_text_and_a_default_of_its_own():
-    settings, other = Settings(), Settings()
-    settings.names.append("y")
-    assert (settings.names, other.names) == (["x", "y"], ["x"])
-    assert fields(Settings)[-2].metadata["help"] == "Names of something."
 
 
 # --------------------------------------------------------------------------------- the classes of this package

@@ -16,21 +16,18 @@ TYPES = (EPOConfig, ModelConfig, AlgorithmArguments)
     ("text", "says"),
     [
         ("max_turns: 2.5", r"max_turns: expected a valid integer, got 2\.5 in .*config.yaml$"),
-        ("max_turns: 50.0", r"max_turns: expected a valid integer, got 50\.0 in"),
         ("max_turns: true", "max_turns: expected a valid integer, got True in .*; YAML reads no, yes, on and off as"),
         ("max_turns: null", "max_turns: expected a valid integer, got None"),
         ("learning_rate: no", "learning_rate: expected a valid number, got False in"),
         ("use_cpu: 1", "use_cpu: expected a valid boolean, got 1"),
         ("run_name: 5", "run_name: expected a valid string, got 5"),
         ("save_strategy: no", "save_strategy: expected .* a valid string, got False in .* unless they are in quotes"),
-        ("lora_target_modules: [1]", "lora_target_modules: expected a valid string, got .1. in"),
         ("method_kwargs: [a]", "method_kwargs: expected a valid dictionary or a valid string, got .'a'. in"),
         ("n_train: [3]", "n_train: expected .*got .3. in"),  # the environment's
         ("dtype: bf16", "--dtype: invalid choice: 'bf16' .choose from 'auto', 'bfloat16', 'float16', 'float32'"),
         ("max_turns: much", "--max_turns.*: invalid int value: 'much'"),
         ("on: 5", "--config: expected a YAML file with 'name: value' pairs"),
         ("max_turns: 5\nmax_turns: 6", "--config: .*'max_turns' occurs more than once"),
-        ("a: !!int x", "--config: expected a readable YAML file, got .*config.yaml: "),
     ],
 )
 def test_a_value_of_another_kind_is_refused_by_name(text, says, tmp_path):
