@@ -11,7 +11,6 @@ from trainer_kit import make_ppo, make_trainer, results_of
 from transformers import TrainerCallback
 
 from epo_trl.errors import EpoTrlError
-from epo_trl.rollout import EngineError
 
 pytestmark = pytest.mark.slow
 
@@ -105,15 +104,6 @@ def test_no_batch_is_older_than_the_bound_and_none_is_played_twice_or_too_many(t
     assert logged(trainer, "time/wait_for_rollout")[0] > 0 and len(logged(trainer, "time/wait_for_update")) == 7
 
 
-def test_groups_are_replaced_with_the_newest_weights_before_the_next_batch_starts(tmp_path):
-    """Every group of a policy that never wins is refused, so each RL step plays its batch and two rounds more."""
-    settings = {"policy_method": ["dapo"], "max_resamples": 2, "reward_funcs": None}
-    trainer, server = served(tmp_path, rollout_ahead=1, **settings)
-    trainer.train()
-    assert logged(trainer, "rollout/resampled_groups") == [4.0] * 4 and server.sent == [0, 1, 2, 3]
-    assert logged(trainer, "lag/rl_steps") == [0.0, 1.0, 1.0, 1.0]
-
-
 def test_an_evaluation_waits_for_the_rollout_and_has_its_own_temperature_and_the_newest_weights(tmp_path):
     trainer, server = served(
         tmp_path,
@@ -163,25 +153,6 @@ def test_a_resumed_run_drops_the_batch_in_flight_and_plays_it_again(tmp_path, se
 
 
 # ----------------------------------------------------------------------------------------------------- ends of a run
-
-
-def fail_ahead(trainer, error):
-    play = trainer.play
-
-    def spy(tasks, **kwargs):
-        if trainer.player.engine._is_ahead:
-            raise error
-        return play(tasks, **kwargs)
-
-    trainer.play = spy
-
-
-def test_an_exception_in_the_background_is_the_users(tmp_path):
-    trainer, _ = served(tmp_path, rollout_ahead=1)
-    fail_ahead(trainer, EngineError("the cache is too small"))
-    with pytest.raises(EngineError, match="the cache is too small"):
-        trainer.train()
-    assert trainer.rl_step == 1 and not trainer.ahead.is_playing, "the batch before it was trained on"
 
 
 def test_a_server_that_dies_ends_the_run_with_its_address(tmp_path):

@@ -20,7 +20,7 @@ from trainer_kit import (
     with_episodes,
 )
 
-from epo_trl.trainers.monitoring.zero_signal import equal_rewards_warning, equal_within_groups
+from epo_trl.trainers.monitoring.zero_signal import equal_within_groups
 from epo_trl.types import StopReason
 
 NO = math.nan
@@ -62,38 +62,6 @@ def test_the_rounding_of_equal_rewards_is_no_advantage(tmp_path, aggregation):
     assert largest(catch_step(trainer)[1]) > 1e-3
     advantages = outputs[0]["advantages"]
     assert advantages[:6].any() and not advantages[6:].any()  # the rewards of the second group are equal
-
-
-def test_own_rewards_are_compared_as_trl_adds_them(tmp_path):
-    """The second function has nothing to say of every other episode; the third has no weight."""
-
-    def constant(episode, **_):
-        return [1.0] * len(episode)
-
-    def sometimes(episode, **_):
-        return [0.5 if i % 2 else None for i in range(len(episode))]
-
-    def random_one(episode, **_):
-        return [random.random() for _ in episode]
-
-    def rest(episode, **_):
-        return [0.0 if i % 2 else 0.5 for i in range(len(episode))]
-
-    functions = [constant, sometimes, random_one, rest]
-    for weights, is_signal in (
-        ([1.0, 1.0, 0.0, 0.0], True),
-        ([1.0, 1.0, 0.0, 1.0], False),
-        ([1.0, 0.0, 0.0, 0.0], False),
-    ):
-        trainer = make_trainer(tmp_path, reward_funcs=functions, reward_weights=weights)
-        assert bool(collected(with_episodes(trainer))["advantages"].any()) is is_signal
-
-
-def test_the_advice_for_solved_tasks_is_another():
-    text = equal_rewards_warning(7, 0.25, "every group")
-    assert "3 RL steps (up to 7) the episodes of every group got equal rewards, 25% of them" in text
-    assert "recipes/sft.py" in text and "recipes/sft.py" not in equal_rewards_warning(7, 1.0, "every group")
-    assert "equal rewards, none of them solved, so" in equal_rewards_warning(7, NO, "every group")
 
 
 @pytest.mark.parametrize(
@@ -148,12 +116,6 @@ def test_with_a_critic_episodes_of_equal_rewards_may_differ_in_when_they_were_pa
     """All win 10, after one to four turns: with a discount the sooner the better."""
     trainer = make_ppo(tmp_path, gamma=gamma, bootstrap_truncated=False)
     assert bool(warnings_of(trainer, [with_rewards([10.0] * 8)] * 4)) is warns
-
-
-@pytest.mark.parametrize(("before", "warns"), [([10.0, 0.0] * 4, False), ([0.0] * 8, True)])
-def test_archer_remembers_earlier_rewards_where_a_batch_has_none(tmp_path, before, warns):
-    trainer = make_trainer(tmp_path, credit="archer")
-    assert bool(warnings_of(trainer, [with_rewards(before)] + [with_rewards([0.0] * 8)] * 3)) is warns
 
 
 @pytest.mark.parametrize(("step_weight", "warns"), [(1.0, False), (0.0, True)])
