@@ -93,8 +93,9 @@ def run_on_ranks(call: Callable[[int, Comm], Any], count: int = 2) -> list[Any]:
         return list(pool.map(run, range(count), timeout=60))
 
 
-def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> list[ModifiedAdvantages]:
-    """Returns what `modify_advantages` makes of the first `cut` rows and of the others, each on a rank of its own."""
+def check_two_ranks(method: Method, *, cut: int = 4) -> Tensor:
+    """Checks that two ranks give the result of one; returns the advantages of a random batch."""
+    advantages, batch = random_batch()
 
     def modify(rank: int, ranks: Comm) -> ModifiedAdvantages:
         rows = slice(0, cut) if rank == 0 else slice(cut, None)
@@ -104,14 +105,7 @@ def on_two_ranks(method: Method, advantages: Tensor, batch: Batch, cut: int) -> 
         scores = TokenScores(batch.logps[rows], batch.entropy[rows], statistics)
         return method.modify_advantages(advantages[rows], replace(batch, ranks=ranks, scores=scores, **parts))
 
-    return run_on_ranks(modify)
-
-
-def check_two_ranks(method: Method, *, cut: int = 4) -> Tensor:
-    """Checks that two ranks give the result of one; returns the advantages of a random batch."""
-    advantages, batch = random_batch()
-    whole = method.modify_advantages(advantages, batch)
-    parts = on_two_ranks(method, advantages, batch, cut)
+    whole, parts = method.modify_advantages(advantages, batch), run_on_ranks(modify)
     torch.testing.assert_close(torch.cat([part.advantages for part in parts]), whole.advantages)
     for name, mark in whole.token_annotations.items():
         torch.testing.assert_close(torch.cat([part.token_annotations[name] for part in parts]), mark)
