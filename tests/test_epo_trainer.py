@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from trainer_kit import (
 )
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
+from epo_trl.methods import Comm
 from epo_trl.models.prefix_cache import CACHE
 from epo_trl.types import StopReason
 
@@ -393,6 +395,19 @@ def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature_nor_wh
     for metrics in (first, again):
         metrics.pop("eval_iid/seconds"), metrics.pop("eval_ood/seconds")
     assert first == again, "the sampling of evaluation has its own seed"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_of_an_evaluation_samples_with_a_seed_of_its_own(tmp_path, monkeypatch, rank):
+    trainer = make_trainer(tmp_path, eval_seed=7)
+    sampling, seeds, played = trainer.player.engine.sampling, [], []
+    monkeypatch.setattr(
+        trainer.player.engine, "sampling", lambda heat, seed: seeds.append(seed) or sampling(heat, seed)
+    )
+    ranks = Comm(gather=lambda episodes: played.extend(episodes) or episodes, index=rank, count=2)
+    replace(trainer.evaluator, ranks=ranks).report("iid", trainer.play)
+    assert seeds == [7 + rank]
+    assert [episode.task_id for episode in played] == trainer.evaluator.tasks["iid"][rank::2]
 
 
 @pytest.mark.slow
