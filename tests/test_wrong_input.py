@@ -41,6 +41,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("words", "message"), WRONG, ids=[words for words, _ in WRONG])
 def test_wrong_input_is_one_line(words, message, tmp_path, monkeypatch, command):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # without a network it retries for minutes
     (tmp_path / "broken.yaml").write_text("a: [\n")
     (tmp_path / "list.yaml").write_text("- a\n- b\n")
     (tmp_path / "typo.yaml").write_text("environment: trap\nepo_lamda: 0.1\n")
@@ -49,7 +50,6 @@ def test_wrong_input_is_one_line(words, message, tmp_path, monkeypatch, command)
         (tmp_path / "stopped" / f"checkpoint-{step}" / STATE_FILE).touch()
     (tmp_path / "stopped" / "checkpoint-30").mkdir()  # killed while it was saved
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     code, _, error = command(*words.split())
     (line,) = error.strip().splitlines()
@@ -72,6 +72,5 @@ def test_a_path_is_that_of_a_model(monkeypatch, tmp_path):
 
 def test_loading_checks_the_name_too(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match="model_name_or_path: got 'a/b/c', which cannot be read"):
         load_policy(ModelConfig("a/b/c"), None, "general")
