@@ -29,8 +29,9 @@ smoke: $(STAMP)  ## a minute: a warm start and ten RL steps on a guessing game, 
 	$(PY) -m epo_trl.cli watch runs/smoke-test/grpo_epo --out runs/smoke-test/episodes.html
 	@$(PY) recipes/smoke_result.py runs/smoke-test/grpo_epo
 
-train: $(STAMP)  ## warm start, RL, table and plot on a CPU: make train [ENV=alfworld|alfworld-real|scienceworld|webshop] [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0]
-	$(PY) recipes/make_train.py $(if $(ENV),--env $(ENV)) $(if $(ALGO),--algo $(ALGO)) $(if $(SEED),--seed $(SEED))
+train: $(STAMP)  ## warm start, RL, table and plot: make train [ENV=alfworld|alfworld-real|scienceworld|webshop] [ALGO=grpo_epo|grpo|ppo_epo|ppo] [SEED=0] [MODEL=a chat model] [SFT="--episodes 8"] [RL="--max_steps 2"]
+	$(PY) recipes/make_train.py $(if $(ENV),--env $(ENV)) $(if $(MODEL),--model $(MODEL)) $(if $(ALGO),--algo $(ALGO)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(SFT),--sft="$(SFT)") $(RL)
 
 # The study of each ENV.
 study_alfworld = alfworld_generated

@@ -1,8 +1,9 @@
-"""The main example on a CPU, end to end: warm start, RL, and a comparison. `make train` runs this.
+"""The main example, end to end: warm start, RL, and a comparison. `make train` runs this.
 
     python recipes/make_train.py --env alfworld --algo grpo_epo --seed 0
+    python recipes/make_train.py --env alfworld-real --model HuggingFaceTB/SmolLM2-135M-Instruct
 
-1. `recipes/sft.py` warm-starts a tiny model on expert episodes.
+1. `recipes/sft.py` warm-starts a model on expert episodes: a tiny one on a CPU, or the chat model of `--model`.
 2. `recipes/<env>_{grpo,ppo}_epo.py` trains it with RL; the test lists are evaluated before and after.
 3. A table compares both evaluations, and a plot shows the run.
 
@@ -12,11 +13,15 @@ other settings, the recipe fails and names them.
 
 import argparse
 import json
+import shlex
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from epo_trl.evaluation import EvalReport, format_table
 from epo_trl.evaluation.report import report_files
@@ -26,15 +31,16 @@ RECIPES = Path(__file__).parent
 
 
 class Environment(NamedTuple):
-    """The folder of the configs, and the suffix of their names."""
+    """The folder of the configs, the suffix of the tiny model's, and the name of the chat model's, if there are any."""
 
     folder: str
     ending: str = ""
+    chat: str = ""
 
 
 ENVIRONMENTS = {
     "alfworld": Environment("alfworld"),
-    "alfworld-real": Environment("alfworld", "_real"),  # the games of $ALFWORLD_DATA
+    "alfworld-real": Environment("alfworld", "_real", chat="smollm2"),  # the games of $ALFWORLD_DATA
     "scienceworld": Environment("scienceworld"),
     "webshop": Environment("webshop"),  # a generated shop
 }
@@ -48,6 +54,10 @@ class Algorithm(NamedTuple):
     overrides: tuple[str, ...] = ()
 
 
+CPU_HOURS = (
+    "On one core the warm start takes some 3 hours, each of 3 evaluations of 274 games an hour, and 60 RL steps "
+    "6 hours; a GPU takes 5 minutes (docs/pretrained.md)."
+)
 NO_EPO = ("--epo_lambda", "0")
 ALGORITHMS = {
     "grpo_epo": Algorithm("grpo_epo.py", "tiny_cpu"),
@@ -80,28 +90,60 @@ def read_reports(run_dir: Path) -> dict[str, list[EvalReport]]:
     return {"before RL": before, "after RL": after}
 
 
+def chat_configs(environment: Environment, model: str, given: list[str]) -> tuple[str, str]:
+    """Returns the configs of a chat model's warm start and RL, and without a GPU says what they take."""
+    if torch.cuda.is_available():
+        if find_spec("vllm") is None and not any(word.startswith("--use_vllm") for word in given):
+            raise SystemExit(f"make train: {model} plays with vLLM, which is not installed; see docs/vllm.md, or play "
+                             "slower with RL='--use_vllm false'")  # fmt: skip
+        return f"sft_{environment.chat}_1gpu", f"{environment.chat}_1gpu"
+    sys.stderr.write(f"make train: no GPU, so {model} is trained on the CPU. {CPU_HOURS}\n")
+    return f"sft_{environment.chat}_cpu", f"{environment.chat}_cpu"
+
+
+def next_commands(policy: Path, config: str) -> str:
+    """Formats the commands that look at a trained policy."""
+    evaluate = config.replace("ppo_", "").replace("/", "/eval_")
+    return (
+        f"next: epo-trl watch {policy}     a page of its episodes (.venv/bin/epo-trl, if .venv is not active)\n"
+        f"      epo-trl evaluate --config {evaluate} --model_name_or_path {policy}\n"
+    )
+
+
 def main() -> None:
     """Runs the three steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", choices=ENVIRONMENTS, default="alfworld")
+    parser.add_argument("--model", help="a chat model, Hub id or folder, with --env alfworld-real; else a tiny model")
     parser.add_argument("--algo", choices=ALGORITHMS, default="grpo_epo")
     parser.add_argument("--seed", type=int, default=0, help="seed of the warm start, of RL and of the sampling")
-    parser.add_argument("--output_dir", type=Path, help="runs/<env>-tiny by default")
+    parser.add_argument("--output_dir", type=Path, help="runs/<env>-tiny or runs/<env>-<model> by default")
+    parser.add_argument(
+        "--sft", default="", metavar="OPTIONS", help="options of the warm start, as one word; others are RL's"
+    )
     args, overrides = parser.parse_known_args()
 
     environment, algorithm = ENVIRONMENTS[args.env], ALGORITHMS[args.algo]
-    folder = args.output_dir or Path(f"runs/{args.env}-tiny")
-    configs, ending = RECIPES / environment.folder, environment.ending
+    warm, config = f"sft_tiny_cpu{environment.ending}", f"{algorithm.config}{environment.ending}"
+    sft_options = shlex.split(args.sft)
+    if args.model:
+        if not environment.chat or not args.algo.startswith("grpo"):
+            parser.error("--model: expected --env alfworld-real and --algo grpo_epo or grpo beside it")
+        warm, config = chat_configs(environment, args.model, overrides)
+        sft_options = ["--model_name_or_path", args.model, *sft_options]
+    folder = args.output_dir or Path(f"runs/{args.env}-{Path(args.model).name if args.model else 'tiny'}")
+    configs = RECIPES / environment.folder
     warm_start, policy = folder / f"sft-seed{args.seed}", folder / f"{args.algo}-seed{args.seed}"
-    run("sft.py", configs / f"sft_tiny_cpu{ending}.yaml", warm_start, args.seed)
+    run("sft.py", configs / f"{warm}.yaml", warm_start, args.seed, *sft_options)
     run(
-        f"{environment.folder}_{algorithm.recipe}", configs / f"{algorithm.config}{ending}.yaml", policy, args.seed,
+        f"{environment.folder}_{algorithm.recipe}", configs / f"{config}.yaml", policy, args.seed,
         "--model_name_or_path", str(warm_start), *algorithm.overrides, *overrides,
     )  # fmt: skip
     table = format_table(read_reports(policy), width=140)
     (policy / "table.txt").write_text(table, encoding="utf-8")
     plot = plot_runs([policy], policy / "curves.png")
     sys.stdout.write(f"\n{table}\ncurves: {plot}\npolicy: {policy}\n")
+    sys.stdout.write(next_commands(policy, f"{environment.folder}/{config}"))
 
 
 def interrupted() -> None:

@@ -165,7 +165,7 @@ def test_every_algorithm_of_make_train_has_its_recipe_and_config(name):
 def test_a_config_beside_its_environment_is_read_from_anywhere(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    suite, *_ = parse(path, *CPU)
+    suite, *_ = parse(path, *machine(path))
     assert suite.name == OWN[path.parent.name] and len(suite.task_ids("train")) >= 200
 
 

@@ -154,6 +154,17 @@ _VARIANTS = (
         "engine ends at its move limit counts as solved if any score was made, so a script of `wait` wins.",
     ),
     replace(
+        _SCIENCEWORLD,
+        name="scienceworld-plain50",
+        max_turns=50,
+        history_length=0,
+        temperature=0.0,
+        context="concatenated",
+        prompt_template="plain",
+        description="ScienceWorld without help: the prompt has the task and the observations. The whole episode is the "
+        "context. 50 turns, greedy; solved means a score of 100.",
+    ),
+    replace(
         _SCIENCEWORLD_TINY,
         name="scienceworld-tiny20",
         max_turns=20,

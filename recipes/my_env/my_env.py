@@ -5,8 +5,13 @@ from dataclasses import dataclass
 
 from epo_trl.bounds import option
 from epo_trl.envs import EnvError, TaskSuite, TextEnv, split_task_id
+from epo_trl.evaluation import Protocol, register_protocol
 
 TASKS = {"train": 200, "iid": 20, "ood": 20}
+# The rules of an evaluation, by name: `epo-trl evaluate` reports success under one.
+PROTOCOL = register_protocol(
+    Protocol(name="guess4", max_turns=4, history_length=4, temperature=1.0, invalid_action="skip")
+)
 
 
 class GuessEnv(TextEnv):
@@ -34,6 +39,7 @@ class GuessEnv(TextEnv):
 
 class GuessSuite(TaskSuite):
     name = "guess"
+    protocol = PROTOCOL.name
 
     def __init__(self, size: int = 4):
         self.size = size
