@@ -94,7 +94,7 @@ def test_the_tables_of_the_docs_are_computed(critic):
         totals = [memory_per_gpu(read_model(name)[0], run)["total"] / GB for run in runs]
         cells = [f"**{total:.0f} GB**" if total <= 80 else f"{total:.0f} GB" for total in totals]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    assert "\n".join(lines) in (DOCS / "memory.md").read_text(encoding="utf-8")
+    assert "\n".join(lines) in (DOCS / "running.md").read_text(encoding="utf-8")
 
 
 GPU_CONFIGS = sorted((DOCS.parent / "recipes").glob("*/*qwen2.5-*gpu.yaml"))
@@ -145,4 +145,4 @@ def test_means_replace_the_limits_of_a_turn():
 def test_the_docs_show_what_the_command_prints(command):
     code, out, _ = command("memory", "--config", "alfworld/qwen2.5-3b_8gpu", "--gpus", "8")
     shown = "".join(f"    {line}\n" for line in out.strip().splitlines())
-    assert code == 0 and shown in (DOCS / "memory.md").read_text(encoding="utf-8")
+    assert code == 0 and shown in (DOCS / "running.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`epo-trl memory`: estimates the memory of a config's run per GPU by the formula of docs/memory.md."""
+"""`epo-trl memory`: estimates the memory of a config's run per GPU by the formula of docs/running.md."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def main(argv: Sequence[str]) -> int:
     """Prints the estimate for each number of GPUs and returns the exit code."""
     parser = make_parser(
         "memory",
-        "Estimates the memory of training per GPU, by the formula in docs/memory.md. Fields of the config can be "
+        "Estimates the memory of training per GPU, by the formula in docs/running.md. Fields of the config can be "
         "overridden, for example --model_name_or_path or --max_turns.",
     )
     parser.allow_abbrev = False

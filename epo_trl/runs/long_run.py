@@ -50,7 +50,7 @@ class LongRun(Trainer):
             raise InputError(
                 f"use_cpu: accelerate's `use_cpu: true` turns DeepSpeed off, so it would run {kind.value}. Set it to "
                 "false there (its config, ACCELERATE_USE_CPU), and use_cpu: true in the training config "
-                "(docs/multi_node.md)"
+                "(docs/running.md)"
             )
         self.load_settings = load_settings(self.model, self.args)
         self._settings: dict[str, Any] = {}  # see `settings_of`
