@@ -107,8 +107,8 @@ class RolloutArguments(ResponseArguments, EpisodeArguments, RewardArguments):
     )
     request_seeds: bool = option(
         False,
-        "Whether vLLM samples each response from its own seed (run, RL step, episode, turn), so that the samples do "
-        "not depend on the order of the requests. It then draws for each sequence in turn, which is slower.",
+        "Sample each vLLM response from its own seed (run, RL step, rank, episode, turn), whatever the order of the "
+        "requests. Slower: vLLM then draws for one sequence after the other.",
     )
     keep_episodes: CountOrZero = option(
         4,
@@ -191,22 +191,20 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
 
     disable_dropout: bool = option(
         True,
-        "TRL's: whether dropout is off, in policy, reference and critic, also an adapter's and what a family applies "
-        "without a module of its own (attention, LayerDrop, router jitter). With dropout, rollout, old and new "
-        "log-probabilities each have their own random mask, so a ratio differs from 1 before any update.",
+        "TRL's: turns off all dropout of policy, reference and critic, with adapters, attention, LayerDrop and router "
+        "jitter. With dropout a ratio differs from 1 before any update.",
     )
 
     tokens_per_pass: Count | None = option(
         None,
-        "Maximum number of tokens of a forward pass of the update, padding included: the turns of a micro-batch "
-        "(windowed context) or its episodes are sorted by length and divided into such passes. By default "
-        f"{GPU_TOKENS:,} on a GPU, where a smaller pass takes as long, and {CPU_TOKENS:,} on a CPU.",
+        "Maximum number of tokens of a forward pass of the update, padding included. The turns of a micro-batch "
+        "(concatenated context: its episodes) are sorted by length and divided into passes. By default "
+        f"{GPU_TOKENS:,} on a GPU, {CPU_TOKENS:,} on a CPU.",
     )
     recompute_passes: bool = option(
         False,
-        "Run each forward pass of a micro-batch again in the backward pass, except the last: then only one pass keeps "
-        "its activations, and memory depends on tokens_per_pass, not on the micro-batch or the number of turns. It "
-        "costs as much time as gradient_checkpointing, which it can replace. Not with ZeRO-3 or FSDP.",
+        "Run each forward pass but the last again in the backward pass. Memory then depends on tokens_per_pass alone; "
+        "it takes as much time as gradient_checkpointing. Not with ZeRO-3 or FSDP.",
     )
 
     # vLLM
