@@ -49,7 +49,7 @@ class PromptArguments(FewShotArguments):
     """Prompts, which have to be the same in warm start, training and evaluation."""
 
     prompt_template: str = option(
-        "", "Name of a template of epo_trl, or a folder with custom text files; by default that of the environment."
+        "", "Name of a template of epo_trl, or a folder with custom text files; by default the environment's."
     )
     max_prompt_length: Count = option(
         2048, "Maximum prompt length of a turn, in tokens; oldest history is dropped first."
@@ -170,7 +170,7 @@ class RolloutSettings(RewardArguments):
 class ProtocolArguments:
     """Protocol of an evaluation, and overrides, which the protocol in the report records."""
 
-    protocol: str = option("", "Name of the protocol; by default that of the environment, if it has one.")
+    protocol: str = option("", "Name of the protocol; by default the environment's.")
     max_turns: Count | None = option(None, "Overrides the turn limit of the protocol.")
     temperature: NonNegative | None = option(None, "Overrides its sampling temperature.")
     context: Annotated[str, OneOf(CONTEXTS)] | None = option(

