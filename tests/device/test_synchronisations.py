@@ -95,7 +95,7 @@ def counts(run, tmp_path_factory):
 
 
 def test_the_table_of_synchronisations(run, counts, capsys):
-    """Prints it, for docs/performance.md."""
+    """Prints it, for CONTRIBUTING.md."""
     phases = Counter()
     for (where, _, _, own), count in counts.items():
         phases[where, own] += count
