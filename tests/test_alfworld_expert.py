@@ -1,4 +1,4 @@
-"""The ALFWorld expert wins, and knows only what it is shown."""
+"""The ALFWorld expert wins, from observations, admissible actions and the task type."""
 
 import itertools
 import random
