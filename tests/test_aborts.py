@@ -1,15 +1,11 @@
 """When more of a batch is aborted than the limit allows, the run saves its state and stops with one clear error."""
 
-import re
-from dataclasses import replace
-
 import pytest
-from run_kit import left, logged
+from run_kit import logged
 from trainer_kit import ROWS, make_ppo, make_trainer
 
 from epo_trl.envs.toy import ToySuite, TreasureHunt
 from epo_trl.runs.guards import TooManyAborted
-from epo_trl.types import StopReason
 
 pytestmark = pytest.mark.slow
 
@@ -75,35 +71,6 @@ def test_the_limit_itself_is_allowed(tmp_path):
         trainer.train()
     assert not any("\x1b" in str(one.message) for one in caught)
     assert logged(trainer, "env/aborted") == [0.0, 0.5, 0.0, 0.0]
-
-
-@pytest.mark.parametrize(("aborted", "greater", "best"), [(2, False, 1), (1, True, 3)])
-def test_an_evaluation_whose_episodes_were_aborted_is_the_worst_and_does_not_end_the_run(
-    tmp_path, aborted, greater, best
-):
-    """Only an episode that begins has a score; none of one evaluation's does."""
-    every = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 3}
-    chosen = {"load_best_model_at_end": True, "metric_for_best_model": "iid/score", "greater_is_better": greater}
-    trainer = make_trainer(tmp_path, **every, **chosen)
-    play, step = trainer.play, lambda: trainer.state.global_step
-
-    def score(tasks, **kwargs):
-        episodes = play(tasks, **kwargs)
-        if not kwargs["description"].startswith("evaluate"):
-            return episodes
-        if step() == aborted:
-            return [replace(one, turns=(), stop=StopReason.ABORTED, won=False, error="\x1bno game") for one in episodes]
-        return [replace(one, score=10.0 * step()) for one in episodes]
-
-    trainer.play = score
-    with pytest.warns(UserWarning, match="metric_for_best_model: .* no 'iid/score'") as caught:
-        trainer.train()
-    first = r"4 of 4 episodes of 'iid' were aborted; .*The first error: task 'iid/\d+': \\x1bno game"
-    assert any(re.match(first, str(one.message)) for one in caught)
-    assert trainer.best_step == best and left(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
-    steps = (1, 2, 3)
-    assert logged(trainer, "eval_iid/score") == [10.0 * number for number in steps if number != aborted]
-    assert logged(trainer, "eval_iid/aborted") == [float(number == aborted) for number in steps]
 
 
 def test_first_prompts_that_do_not_fit_stop_the_run_like_aborted_episodes(tmp_path):

@@ -36,16 +36,9 @@ def test_both_configurations_are_checked_when_they_are_made(tmp_path, kind):
         arguments(tmp_path, kind, learning_rate=-1.0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"max_steps": 0}, "max_steps: expected an integer >= 1, .*got 0"),
-        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: expected an integer >= 1, got 0"),
-    ],
-)
-def test_a_warm_start_without_a_step_is_refused(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        arguments(tmp_path, ImitationConfig, **changes)
+def test_a_warm_start_without_a_step_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="gradient_accumulation_steps: expected an integer >= 1, got 0"):
+        arguments(tmp_path, ImitationConfig, gradient_accumulation_steps=0)
 
 
 @pytest.mark.parametrize(

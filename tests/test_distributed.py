@@ -27,9 +27,8 @@ from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make
 from transformers import AutoModelForCausalLM, Trainer
 
 from epo_trl.runs.checkpoint_files import FINISHED, STATE_FILE
-from epo_trl.runs.rl_run import RLRun
 from epo_trl.trainers.critic.setup import CRITIC_FILE
-from epo_trl.trainers.epo_trainer import METHODS
+from epo_trl.trainers.epo_trainer import METHODS, EPOTrainer
 
 pytestmark = pytest.mark.slow
 
@@ -363,7 +362,7 @@ def test_fsdp2_in_bfloat16_does_not_round_what_the_model_returns(monkeypatch, ve
         trainer.accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
 
     monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", create)
-    RLRun.create_accelerator_and_postprocess(RLRun.__new__(RLRun))
+    EPOTrainer.create_accelerator_and_postprocess(EPOTrainer.__new__(EPOTrainer))
     policy = plugin.mixed_precision_policy
     assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.bfloat16)
     assert (policy.buffer_dtype if version == 1 else policy.output_dtype) == kept

@@ -283,26 +283,16 @@ def test_a_run_resumes_with_another_division_of_its_rl_steps(tmp_path):
     assert resumed._step == 10 and resumed.rl_step == resumed.total_rl_steps == 5
 
 
-@pytest.mark.parametrize(
-    ("saved", "changes"),
-    [
-        ({}, {}),
-        ({"world_size": 2}, {}),
-        ({}, {"temperature": 2.0}),
-        ({}, {"beta": 0.05}),
-    ],
-    ids=["as it is", "processes", "temperature", "a KL term"],
-)
-def test_inside_an_rl_step_settings_that_its_batch_does_not_fit_play_a_new_one(tmp_path, saved, changes):
+@pytest.mark.parametrize("changes", [{}, {"temperature": 2.0}, {"beta": 0.05}])
+def test_inside_an_rl_step_other_settings_play_a_new_batch(tmp_path, changes):
     start, settings = stored(make_model(), tmp_path / "start"), {**MINI_BATCHES, "max_steps": 2}
     resumable(tmp_path / "run", model=deepcopy(start), callbacks=[StopAt(1)], **settings).train()
-    file, begins = tmp_path / "run" / "checkpoint-1" / "collected_batch_0.pt", []
-    torch.save({**torch.load(file), **saved}, file)
+    begins = []
     resumed = resumable(tmp_path / "run", model=start, resume_with_changes=True, **settings, **changes)
     collect = resumed._collect
     resumed._collect = lambda tasks: begins.append(resumed.state.global_step) or collect(tasks)
     resumed.train(resume_from_checkpoint=True)
-    assert begins == ([1] if saved or changes else [])
+    assert begins == ([1] if changes else [])
 
 
 SYNC = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}

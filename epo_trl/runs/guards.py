@@ -95,22 +95,3 @@ def first_errors(episodes: Sequence[Episode], rank: int) -> list[str]:
     return [f"rank {rank}, task {episode.task_id!r}: {episode.error or NO_TURN}" for episode in aborted[:SHOWN]]
 
 
-def check_aborts(
-    share: float, limit: float, errors: Callable[[], Sequence[str]], save: Callable[[], str | None]
-) -> None:
-    """Saves a checkpoint and raises `TooManyAborted` if the share of aborted episodes exceeds the limit. Collective.
-
-    Args:
-        share: Share of aborted episodes in the batch, over all ranks.
-        limit: `max_aborted_share`.
-        errors: Collects the `first_errors` of all ranks.
-        save: Saves a checkpoint if possible, and returns its path.
-    """
-    if share <= limit:
-        return
-    lines, checkpoint = errors(), save()
-    saved = f"the state before it is in {checkpoint}" if checkpoint else "nothing was saved inside an optimizer step"
-    raise TooManyAborted(
-        f"max_aborted_share: {share:.0%} of the episodes of this batch were aborted, {limit:.0%} are allowed; the "
-        f"batch was not trained on, and {saved}. The first errors:\n" + "\n".join(f"  {line}" for line in lines)
-    )

@@ -38,7 +38,7 @@ class LongRun(Trainer):
 
     List it before TRL's trainer among the bases. `train` is TRL's with checks; `train_to_end` is a complete run, with
     its final model. The arguments are TRL's with `LongRunArguments`. Subclasses override `_run_state`,
-    `_save_rank_state` and their counterparts to save more.
+    `_save_rank_state` and `_load_run_state` to save more.
     """
 
     args: Any
@@ -83,14 +83,11 @@ class LongRun(Trainer):
         """Returns the run's state that transformers does not save, as plain JSON types."""
         return {"settings": self._settings}
 
-    def _load_run_state(self, state: dict[str, Any]) -> None:
-        """Restores a state returned by `_run_state`."""
-
     def _save_rank_state(self, folder: str) -> None:
         """Writes this rank's own state into a checkpoint."""
 
-    def _load_rank_state(self, folder: str) -> None:
-        """Restores the state written by `_save_rank_state`, after `_load_run_state`."""
+    def _load_run_state(self, state: dict[str, Any], folder: str) -> None:
+        """Restores a state returned by `_run_state`, and what `_save_rank_state` wrote into the folder."""
 
     def _load_tensors(self, path: str) -> dict[str, Any] | None:
         """Loads a file of plain containers of tensors, or returns `None` if it does not exist."""
@@ -267,5 +264,4 @@ class LongRun(Trainer):
         if checkpoint is not None:
             with configured_rates(self.optimizer, self.lr_scheduler):
                 super()._load_optimizer_and_scheduler(checkpoint)
-            self._load_run_state(read_state(os.path.join(checkpoint, STATE_FILE)))
-            self._load_rank_state(checkpoint)
+            self._load_run_state(read_state(os.path.join(checkpoint, STATE_FILE)), checkpoint)

@@ -55,12 +55,6 @@ class LongRunArguments:
 def check_training_arguments(args: Any) -> None:
     """Raises `InputError` for an invalid optimizer setting, or a saving that breaks exact resume."""
     check_bounds(args, BOUNDS)
-    if not args.output_dir:
-        raise InputError("output_dir: expected a folder, got an empty string")
-    if args.max_steps == 0:
-        raise InputError("max_steps: expected an integer >= 1, or -1 for num_train_epochs, got 0")
-    if args.max_steps < 0 and not args.num_train_epochs > 0:
-        raise InputError(f"num_train_epochs: expected a number > 0 without max_steps, got {args.num_train_epochs}")
     if args.save_only_model:
         raise InputError(
             "save_only_model: expected false, got true. A run cannot resume from weights alone: the optimizer, the "

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from epo_trl.envs.base import Faults, TaskSuite, TextEnv
 from epo_trl.envs.border import close_all
-from epo_trl.errors import spelled
 from epo_trl.methods import Comm, Group, Methods, Selection
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
-from epo_trl.runs.guards import first_errors
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine
 from epo_trl.trainers.monitoring.rollout_metrics import group_metrics, rollout_metrics
-from epo_trl.trainers.monitoring.zero_signal import Streak
 from epo_trl.types import Episode
 
 
@@ -121,7 +116,6 @@ class Collector:
     args: EPOConfig
     group_size: int
     end_ids: Sequence[int]
-    _aborts: Streak = field(default_factory=partial(Streak, 1), init=False)  # RL steps with aborted episodes
 
     def play(self, tasks: Sequence[str], play: Callable[..., list[Episode]], played: Played) -> list[Episode]:
         """Plays one episode per task, adds them to `played` and returns them.
@@ -158,17 +152,7 @@ class Collector:
             draw = random.Random(f"{self.args.seed}/{rl_step}")
             selection = self._select(batch, lambda tasks: self.play(tasks, play, played), draw)
         metrics = rollout_metrics(batch.played, played.times, played.faults, self.end_ids, self.ranks, self.args.device)
-        metrics |= group_metrics(batch.episodes, self.group_size, self.ranks) | selection
-        if self._aborts.add(metrics["env/aborted"] > 0):
-            errors = self.ranks.gather(first_errors(batch.played, self.ranks.index))
-            if self.ranks.index == 0:
-                share = metrics["env/aborted"]
-                message = (
-                    f"{share:.0%} of the episodes of this batch were aborted; they are excluded from training and from "
-                    f"rates (see env/aborted). The first error: {errors[0]}"
-                )
-                warnings.warn(spelled(message), stacklevel=2)
-        return batch, metrics
+        return batch, metrics | group_metrics(batch.episodes, self.group_size, self.ranks) | selection
 
     def _select(
         self, batch: Collected, play: Callable[[Sequence[str]], list[Episode]], draw: random.Random

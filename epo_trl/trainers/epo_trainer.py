@@ -7,20 +7,25 @@ batch of episodes from their collection to the loss, with the methods named in t
 
 from __future__ import annotations
 
+import math
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
 from torch import Tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import PreTrainedModel
+from trl import GRPOTrainer
 
 from epo_trl.devices import return_freed_memory
 from epo_trl.envs.base import TaskSuite
-from epo_trl.errors import InputError
+from epo_trl.errors import InputError, spelled
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.methods import Batch, MicroBatch, TokenScores
@@ -28,20 +33,20 @@ from epo_trl.models.families import settle_experts
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.runs.callbacks import use_short_progress
 from epo_trl.runs.checkpoint_files import step_of
-from epo_trl.runs.guards import check_aborts, first_errors, spread_nonfinite
-from epo_trl.runs.rl_run import RLRun
-from epo_trl.runs.run_settings import content_digest, model_digest
+from epo_trl.runs.guards import TooManyAborted, UpdateGuard, check_skipped, first_errors, spread_nonfinite
+from epo_trl.runs.long_run import LongRun
+from epo_trl.runs.run_settings import content_digest, differences, model_digest
 from epo_trl.scoring.reference import reference_model
 from epo_trl.scoring.row_scorer import RowScorer
 from epo_trl.trainers.ahead import RolloutAhead
 from epo_trl.trainers.collection import Collected, Collector, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine, starting
-from epo_trl.trainers.evaluator import Evaluator, scalars, worst_if_missing
+from epo_trl.trainers.evaluator import Evaluator, scalars
 from epo_trl.trainers.model_card import OwnModelCard, card_rows
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
-from epo_trl.trainers.monitoring.zero_signal import ZeroSignalMonitor
+from epo_trl.trainers.monitoring.zero_signal import Streak, ZeroSignalMonitor
 from epo_trl.trainers.setup import (
     check_context_fits,
     divide,
@@ -56,9 +61,11 @@ from epo_trl.types import Episode
 
 # Files of a checkpoint, equal on all ranks.
 METHODS, REFERENCE = "methods.pt", "reference_weights.pt"
+# Fields that decide which forward-backward passes make an RL step.
+PASSES = ("gradient_accumulation_steps", "steps_per_generation", "num_iterations")
 
 
-class EPOTrainer(OwnModelCard, RLRun):
+class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
     """Trains a language model on text environments, by default with GRPO and the terms of EPO (arXiv 2509.22576).
 
     Args:
@@ -70,12 +77,18 @@ class EPOTrainer(OwnModelCard, RLRun):
         train_dataset: Rows with a `prompt` column of task ids; defaults to the suite's `train` list.
         processing_class: The tokenizer; defaults to the model's.
         **kwargs: Passed to `GRPOTrainer` (`peft_config`, `callbacks`, `optimizers`, `quantization_config`, ...).
+
+    Attributes:
+        rl_step: Number of completed RL steps.
+        step: The batch collected last.
+        update_seconds: Duration of the RL step in progress, without its rollout.
+        last_reports: Those of the last evaluation, with the details.
     """
 
     _tag_names = ["trl", "epo_trl", "grpo"]
     _name = "EPO"
     args: EPOConfig
-    step: RLStep  # the batch collected last
+    step: RLStep
     has_critic = False
 
     def __init__(
@@ -120,9 +133,24 @@ class EPOTrainer(OwnModelCard, RLRun):
         self.health = RunHealth(warns=ranks.index == 0)
         self.ahead = RolloutAhead(self) if args.rollout_ahead else None
         self.last_episodes: list[Episode] = []
-        self.last_reports: list[EvalReport] = []  # of the last evaluation, with the details
+        self.last_reports: list[EvalReport] = []
         self._zero_signal = ZeroSignalMonitor(args, self.methods, ranks, group_size, has_critic=self.has_critic)
         self._to_print: list[Episode] = []
+        self._aborts = Streak(1)  # RL steps with aborted episodes
+        self.rl_step, self.update_seconds = 0, 0.0
+        self._guard = UpdateGuard(args.max_skipped_updates, args.output_dir)
+        self._passed_at = -1  # number of optimizer steps before the last forward-backward pass
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Keeps what the model returns in its precision under FSDP2, before the models are sharded.
+
+        By accelerate's policy for bf16, FSDP2 would round log-probabilities, entropies and values of the critic, which
+        are computed in float32.
+        """
+        super().create_accelerator_and_postprocess()
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if plugin is not None and isinstance(plugin.mixed_precision_policy, MixedPrecisionPolicy):
+            plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
 
     # --- Rollout -----------------------------------------------------------------------------------------------
 
@@ -159,16 +187,49 @@ class EPOTrainer(OwnModelCard, RLRun):
         parts = (metrics[f"time/{part}"] for part in ("generate", "env", "text"))
         self.update_seconds -= waited if self.ahead else sum(parts)  # in the background only the wait takes time
         return_freed_memory(self.accelerator.device)
-        share, limit, ranks = metrics["env/aborted"], self.args.max_aborted_share, self.ranks
-        check_aborts(
-            share, limit, lambda: ranks.gather(first_errors(batch.played, ranks.index)), self.save_between_updates
-        )
+        self._check_aborts(metrics["env/aborted"], batch.played)
         self._keep_metrics(metrics)
         self.health.add_rollout(metrics)
         self.last_episodes, self._to_print = batch.episodes, batch.played[: self.args.print_episodes]
         if self.ahead:
             self._keep_metrics(self.ahead.start_next(waited))
         return batch
+
+    def _check_aborts(self, share: float, episodes: Sequence[Episode]) -> None:
+        """Warns of aborted episodes; saves a checkpoint and stops if their share is above the limit. Collective."""
+        limit = self.args.max_aborted_share
+        if not self._aborts.add(share > 0) and share <= limit:
+            return
+        errors = self.ranks.gather(first_errors(episodes, self.ranks.index))
+        if share > limit:
+            saved = "nothing was saved inside an optimizer step"
+            if self._passed_at != self.state.global_step:
+                saved = f"the state before it is in {self.save_checkpoint()}"
+            lines = "".join(f"\n  {error}" for error in errors)
+            raise TooManyAborted(
+                f"max_aborted_share: {share:.0%} of the episodes of this batch were aborted, {limit:.0%} are allowed; "
+                f"the batch was not trained on, and {saved}. The first errors:{lines}"
+            )
+        if self.ranks.index == 0:
+            message = (
+                f"{share:.0%} of the episodes of this batch were aborted; they are excluded from training and from "
+                f"rates (see env/aborted). The first error: {errors[0]}"
+            )
+            warnings.warn(spelled(message), stacklevel=2)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._train_sampler = super()._get_train_sampler(dataset)
+        return self._train_sampler
+
+    def tasks_of_rl_steps(self) -> Iterator[list[str]]:
+        """Yields this rank's tasks of each RL step of a run, in TRL's order, without an end."""
+        sampler, args = super()._get_train_sampler(), self.args
+        size = args.per_device_train_batch_size * args.steps_per_generation
+        first, prompts = args.process_index * size, self.train_dataset["prompt"][:]
+        while True:
+            order = list(sampler)
+            for start in range(first, len(order), args.generation_batch_size * args.micro_steps_per_rl_step):
+                yield [prompts[i] for i in order[start : start + size]]
 
     # --- Batch -------------------------------------------------------------------------------------------------
 
@@ -283,12 +344,19 @@ class EPOTrainer(OwnModelCard, RLRun):
         """Number of RL steps in the whole run: K of EPO's Eq. 7."""
         return self.args.total_rl_steps(max(self.state.max_steps, 1), len(self.train_dataset))
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Runs one forward-backward pass. After the last pass on a collected batch, it closes the RL step."""
-        output = super().training_step(model, inputs, num_items_in_batch)
-        if not self.micro_steps_done:
-            self._close_rl_step()
-        return output
+    @property
+    def micro_steps_done(self) -> int:
+        """Number of forward-backward passes made on the collected batch; 0 at the start of an RL step."""
+        return self._step % self.args.micro_steps_per_rl_step
+
+    @property
+    def pending_metrics(self) -> dict[str, list[float]]:
+        """Metrics whose means TRL logs at the next logging step, for the model's current mode."""
+        return self._metrics["train" if self.model.training else "eval"]
+
+    def _keep_metrics(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self.pending_metrics[name].append(value)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `LongRun.train` does."""
@@ -300,6 +368,30 @@ class EPOTrainer(OwnModelCard, RLRun):
         finally:
             if self.ahead:
                 self.ahead.stop()
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Runs one forward-backward pass. After the last pass on a collected batch, it closes the RL step."""
+        start = time.perf_counter()
+        output = super().training_step(model, inputs, num_items_in_batch)
+        self.update_seconds += time.perf_counter() - start
+        self._guard.add_loss(output)
+        self._passed_at = self.state.global_step
+        if not self.micro_steps_done:
+            self._close_rl_step()
+        return output
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Returns the norm of the gradient. A non-finite gradient is not used for an update."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        finite = math.isfinite(norm)
+        if not finite and self.is_deepspeed_enabled:
+            check_skipped(float(norm), lambda: self.accelerator.optimizer_step_was_skipped)
+        elif not finite and self.accelerator.scaler is None:  # a scaler skips the update itself and needs the gradients
+            model.zero_grad(set_to_none=True)
+        rank = self.accelerator.process_index
+        self._guard.end_update(float(norm), self.state.global_step, rank, self._batch_state)
+        self.pending_metrics["guard/skipped_updates"] = [self._guard.skipped]
+        return norm
 
     def _close_rl_step(self) -> None:
         metrics = self.methods.end_rl_step(self.ranks, self.rl_step, self.total_rl_steps)
@@ -331,14 +423,63 @@ class EPOTrainer(OwnModelCard, RLRun):
         }
 
     def _run_state(self) -> dict[str, Any]:
-        return {**super()._run_state(), "health": self.health.state_dict()}
+        return {
+            **super()._run_state(),
+            "micro_step": self._step,
+            "rl_step": self.rl_step,
+            "skipped_updates": self._guard.skipped,
+            "pending_metrics": {name: [*map(float, values)] for name, values in self._metrics["train"].items()},
+            "health": self.health.state_dict(),
+        }
 
-    def _load_run_state(self, state: dict[str, Any]) -> None:
-        super()._load_run_state(state)
+    def _load_run_state(self, state: dict[str, Any], folder: str) -> None:
+        """Restores the run, and the batch in use. With other settings, the rest of the RL step plays a new batch."""
+        self._guard.skipped, self.rl_step = state["skipped_updates"], state["rl_step"]
+        self._step = self._passes_before(state["micro_step"], state["settings"])
+        self._metrics["train"].update(state["pending_metrics"])
         self.health.load_state_dict(state["health"])
+        self.methods.load_state_dict(self._load_tensors(os.path.join(folder, METHODS)) or {})
+        if self.args.sync_ref_model and (weights := self._load_tensors(os.path.join(folder, REFERENCE))):
+            self.accelerator.unwrap_model(self.ref_model).load_state_dict(weights)
+        if self.micro_steps_done and not differences(state["settings"], self._settings):
+            batch = self._load_tensors(self._batch_file(folder))
+            assert batch is not None
+            self._buffered_inputs, self.update_seconds = batch["inputs"], batch["update_seconds"]
+            self.step = RLStep.from_state(batch["step"], self.num_generations, self.ranks)
+            self.methods.load_batch_state(batch["methods"])
+            self.samples.load_state(batch["samples"])
+
+    def _passes_before(self, saved_passes: int, saved: Mapping[str, Any]) -> int:
+        """Returns the number of passes that this run would have made up to a checkpoint with these passes and settings.
+
+        Raises:
+            InputError: If RL steps are divided in another way, and the checkpoint is inside one with either division.
+        """
+        args = self.args
+        changed = [name for name in PASSES if saved[name] != getattr(args, name)]
+        passes = self.rl_step * args.micro_steps_per_rl_step
+        was_inside = saved_passes % (saved["steps_per_generation"] * saved["num_iterations"])
+        if changed and (was_inside or passes != args.micro_steps(self.state.global_step, len(self.train_dataset))):
+            now, then = ({name: settings[name] for name in changed} for settings in (vars(args), saved))
+            raise InputError(
+                f"{changed[0]}: expected {then} as in the checkpoint, got {now}: another division of RL steps needs a "
+                "checkpoint at the end of one, and the same number of optimizer steps in each"
+            )
+        return passes if changed else saved_passes
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Restores the trainer's state and advances the order of the tasks to its position.
+
+        Every epoch draws a new order from one generator, which would restart in a resumed run.
+        """
+        epochs, steps = super()._init_training_state(*args, **kwargs)
+        for _ in range(epochs):
+            next(iter(self._train_sampler))
+        return epochs, steps
 
     def _save_rank_state(self, folder: str) -> None:
-        super()._save_rank_state(folder)
+        if self.micro_steps_done:
+            torch.save(self._batch_state(), self._batch_file(folder))
         if not self.args.should_save:
             return
         tensors = {METHODS: self.methods.state_dict()}
@@ -348,42 +489,18 @@ class EPOTrainer(OwnModelCard, RLRun):
             if state:
                 torch.save(state, os.path.join(folder, name))
 
-    def _load_rank_state(self, folder: str) -> None:
-        def load(name: str) -> Any:
-            return self._load_tensors(os.path.join(folder, name))
-
-        self.methods.load_state_dict(load(METHODS) or {})
-        if self.args.sync_ref_model and (weights := load(REFERENCE)):
-            self.accelerator.unwrap_model(self.ref_model).load_state_dict(weights)
-        super()._load_rank_state(folder)
+    def _batch_file(self, folder: str) -> str:
+        return os.path.join(folder, f"collected_batch_{self.accelerator.process_index}.pt")
 
     def _batch_state(self) -> dict[str, Any]:
+        """Returns the batch in use: TRL's tensors, and what ours needs of it, as plain containers of tensors."""
         return {
+            "inputs": self._buffered_inputs,
+            "update_seconds": self.update_seconds,
             "step": self.step.state_dict(),
             "methods": self.methods.batch_state(),
             "samples": self.samples.state(),
-            "temperature": self.args.temperature,
-            "context": self.args.context,
         }
-
-    def _batch_fits(self, state: Mapping[str, Any]) -> bool:
-        return (
-            state["methods"]["sums"].keys() == self.methods.keys()
-            and all(name in part for part in state["inputs"] for name in self._read_by_loss())
-            and state["temperature"] == self.args.temperature
-            and state["context"] == self.args.context
-        )
-
-    def _read_by_loss(self) -> list[str]:
-        """Returns TRL's tensors that its loss reads with the settings of this run, and that others do without."""
-        corrects = self.use_vllm and self.vllm_importance_sampling_correction
-        read = {"ref_per_token_logps": self.args.beta != 0, "importance_sampling_ratio": corrects}
-        return [name for name, is_read in read.items() if is_read]
-
-    def _load_batch_state(self, state: dict[str, Any]) -> None:
-        self.step = RLStep.from_state(state["step"], self.num_generations, self.ranks)
-        self.methods.load_batch_state(state["methods"])
-        self.samples.load_state(state["samples"])
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best evaluation, and sends them to vLLM before the next generation."""
@@ -393,10 +510,6 @@ class EPOTrainer(OwnModelCard, RLRun):
         self.player.engine.weights_changed()
 
     # --- Evaluation and logs -----------------------------------------------------------------------------------
-
-    def predict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises `InputError`: TRL would return the loss of one training batch as a result."""
-        raise InputError("predict: expected evaluate() for the test lists or play() for episodes, got predict()")
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -417,7 +530,6 @@ class EPOTrainer(OwnModelCard, RLRun):
         metrics = scalars(self.last_reports, metric_key_prefix)
         if self.best_step is None:  # that of the best weights was logged at their step
             self.log(dict(metrics))
-        metrics |= worst_if_missing(self.args, metrics, metric_key_prefix)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         self.model.train(training)
         return metrics

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,18 +102,3 @@ class Evaluator:
 def scalars(reports: Sequence[EvalReport], prefix: str) -> dict[str, float]:
     """Returns the metrics of the reports, as `<prefix>_<split>/<name>`."""
     return {f"{prefix}_{one.split}/{name}": value for one in reports for name, value in one.scalars().items()}
-
-
-def worst_if_missing(args: EPOConfig, metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
-    """Returns `metric_for_best_model` with the worst value if an evaluation lacks it, since its tasks were aborted."""
-    metric = (args.metric_for_best_model or "").removeprefix("eval_")
-    name = f"{prefix}_{metric}"
-    if name in metrics or not metrics.get(f"{prefix}_{metric.partition('/')[0]}/aborted"):
-        return {}
-    if args.process_index == 0:
-        warnings.warn(
-            f"metric_for_best_model: the evaluation has no {metric!r}, since the episodes that would have it were "
-            "aborted; it is taken as the worst",
-            stacklevel=2,
-        )
-    return {name: -math.inf if args.greater_is_better else math.inf}

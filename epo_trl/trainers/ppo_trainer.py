@@ -70,8 +70,6 @@ class EPOPPOTrainer(EPOTrainer):
         self.critic = critic if self.is_deepspeed_enabled else critic.to(self.accelerator.device)
         attach_critic(self.model, self.critic)
         hide_critic(self)
-        # Sums over the RL step: the value loss, the number of clipped values, the number of decision points.
-        self._value_sums = torch.zeros(3, dtype=torch.float64, device=self.accelerator.device)
 
     # --- Batch -------------------------------------------------------------------------------------------------
 
@@ -101,6 +99,7 @@ class EPOPPOTrainer(EPOTrainer):
         metrics = value_statistics(credit, batch.values, batch.turn_ids, self.args.max_turns, self.ranks.sum)
         count = self.ranks.sum(credit.value_mask.sum().double())
         step.targets = ValueTargets(batch.values, credit.returns, credit.value_mask, count, credit.value_weights)
+        step.value_sums = torch.zeros(3, dtype=torch.float64, device=batch.values.device)
         if credit.outcomes is not None:
             metrics["gae/equal_outcomes"] = float(equal_outcomes(credit.outcomes, self.ranks))
         self._keep_metrics(metrics)
@@ -118,19 +117,19 @@ class EPOPPOTrainer(EPOTrainer):
         The loss is scaled like the other terms, so it does not depend on how a batch is split.
         """
         yield from super()._terms(part, micro, scores)
-        targets, values = part.targets, scores.values
-        assert targets is not None and values is not None
+        targets, values, sums = part.targets, scores.values, self.step.value_sums
+        assert targets is not None and values is not None and sums is not None
         losses, clipped = value_loss(values, targets.values, targets.returns, clip=self.args.value_clip)
         losses = torch.where(targets.points, losses * (1.0 if targets.weights is None else targets.weights), 0.0)
         counts = [losses.detach().sum(), (clipped & targets.points).sum(), targets.points.sum()]
-        self._value_sums += torch.stack([count.double() for count in counts])
+        sums += torch.stack([count.double() for count in counts])
         mean = part.scale.of_update * losses.sum() / targets.count.clamp(min=1)
         # Values outside the points take part with weight 0, so that every rank uses every parameter of the critic.
         yield self.args.value_coef * (mean + 0.0 * values.sum())
 
     def _close_rl_step(self) -> None:
-        total, clipped, count = self.ranks.sum(self._value_sums).tolist()
-        self._value_sums.zero_()
+        assert self.step.value_sums is not None
+        total, clipped, count = self.ranks.sum(self.step.value_sums).tolist()
         self._keep_metrics(
             {
                 "critic/value_loss": total / max(count, 1),
@@ -161,13 +160,6 @@ class EPOPPOTrainer(EPOTrainer):
         return clip_separately(self.accelerator, model, self.critic, self.args.max_grad_norm)
 
     # --- Checkpoints -------------------------------------------------------------------------------------------
-
-    def _batch_state(self) -> dict[str, Any]:
-        return {**super()._batch_state(), "value_sums": self._value_sums}
-
-    def _load_batch_state(self, state: dict[str, Any]) -> None:
-        super()._load_batch_state(state)
-        self._value_sums = state["value_sums"]
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Saves the policy without the critic, and the critic's trained parameters in a separate file."""

@@ -59,6 +59,7 @@ class RLStep:
         features: Hidden states of the turns while advantages are assigned, if a method needs them.
         critic: Values while advantages are assigned, with a critic.
         targets: What the critic is trained on.
+        value_sums: Sums over the micro-batches: the value loss, the number of clipped values, that of decision points.
         annotations: (B, T) tensors of the rows, by method and name.
         passes: Number of micro-batches whose loss was computed.
     """
@@ -76,6 +77,7 @@ class RLStep:
     features: TurnFeatures | None = None
     critic: CriticValues | None = None
     targets: ValueTargets | None = None
+    value_sums: Tensor | None = None
     annotations: Annotations = field(default_factory=dict)
     passes: int = 0
 
@@ -226,7 +228,7 @@ class RLStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the loss reads, as tensors in dicts. TRL's batch is saved beside it."""
-        names = ("layout", "num_episodes", "scores", "targets", "annotations", "passes")
+        names = ("layout", "num_episodes", "scores", "targets", "value_sums", "annotations", "passes")
         return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
