@@ -67,20 +67,19 @@ def test_the_rounding_of_equal_rewards_is_no_advantage(tmp_path, aggregation):
 @pytest.mark.parametrize(
     ("make", "rewards", "warns"),
     [
-        (make_trainer, [2.0] * 8, ["every group"]),
-        (make_trainer, [2.0] * 4 + [3.0] * 4, ["every group"]),
-        (make_trainer, [2.0] * 7 + [3.0], []),
-        (make_ppo, [2.0] * 8, ["the whole batch"]),  # the critic compares an episode with all others
-        (make_ppo, [2.0] * 4 + [3.0] * 4, []),
+        (make_trainer, [2.0] * 8, True),
+        (make_trainer, [2.0] * 4 + [3.0] * 4, True),
+        (make_trainer, [2.0] * 7 + [3.0], False),
+        (make_ppo, [2.0] * 8, True),
+        (make_ppo, [2.0] * 4 + [3.0] * 4, False),  # the critic compares an episode with all others
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_trainer_warns_in_the_third_step_without_differences_and_not_again(tmp_path, make, rewards, warns):
     trainer = make(tmp_path, **({"bootstrap_truncated": False} if make is make_ppo else {}))
     found = warnings_of(trainer, [with_rewards([*rewards[:5], 99.0, *rewards[6:]])] * 5)  # the sixth is aborted
-    assert [step for step, _ in found] == [2] * len(warns)
-    for (_, text), name in zip(found, warns, strict=True):
-        assert f"(up to 2) the episodes of {name} got equal rewards, 43% of them solved" in text
+    assert [step for step, _ in found] == [2] * warns
+    assert all("(up to 2) the episodes that are compared got equal rewards, 43% of" in text for _, text in found)
 
 
 def with_rewards(rewards):

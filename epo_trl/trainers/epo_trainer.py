@@ -134,7 +134,7 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         self.ahead = RolloutAhead(self) if args.rollout_ahead else None
         self.last_episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []
-        self._zero_signal = ZeroSignalMonitor(args, self.methods, ranks, group_size, has_critic=self.has_critic)
+        self._zero_signal = ZeroSignalMonitor(ranks)
         self._to_print: list[Episode] = []
         self._aborts = Streak(1)  # RL steps with aborted episodes
         self.rl_step, self.update_seconds = 0, 0.0
@@ -248,7 +248,8 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         batch = self._method_batch(step, output)
         advantages = self._advantages(step, batch)
         assert step.num_episodes is not None
-        self._zero_signal.end_batch(step.num_episodes, advantages, self.rl_step)
+        success = self.pending_metrics["env/success_rate"][-1]
+        self._zero_signal.end_batch(step.num_episodes, advantages, self.rl_step, success)
         self.samples.begin(step.episodes, self.rl_step, self.total_rl_steps)
         output["advantages"] = step.modify(self.methods, advantages, batch)
         return {**output, "row": torch.arange(len(step.rows))}
@@ -256,9 +257,7 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
     def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Tensor:
         """Returns the rewards of all ranks, NaN for episodes without a signal."""
         rewards = super()._calculate_rewards(inputs, *args, **kwargs)
-        rewards, compared = self.step.compare(rewards, self.reward_weights, self.multi_objective_aggregation)
-        self._zero_signal.add_rewards(compared, success=self.pending_metrics["env/success_rate"][-1])
-        return rewards
+        return self.step.compare(rewards, self.reward_weights, self.multi_objective_aggregation)
 
     def _method_batch(self, step: RLStep, inputs: dict[str, Any]) -> Batch:
         """Returns what the methods assign advantages to. Subclasses add further scores to `step` before."""
@@ -361,10 +360,7 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as `LongRun.train` does."""
         try:
-            output = super().train(*args, **kwargs)
-            if not self.preempted:
-                self.health.end_run()
-            return output
+            return super().train(*args, **kwargs)
         finally:
             if self.ahead:
                 self.ahead.stop()

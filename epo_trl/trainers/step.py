@@ -2,7 +2,7 @@
 
     step = RLStep.lay_out(episodes, ...)         # a row of TRL's batch for each episode; its turns are segments
     step.to_rollout_output()                     # inside TRL, its `rollout_func`: the rows, as if it had made them
-    rewards, compared = step.compare(rewards)    # inside TRL, when it has rewards: which of them count
+    rewards = step.compare(rewards)              # inside TRL, when it has rewards: which of them count
     step.score(inputs, methods, scorer, ...)     # behaviour policy, reference nucleus, features of the turns
     batch = step.batch(inputs, ...)              # what the methods assign advantages to
     advantages = methods.credit(batch).advantages
@@ -123,18 +123,18 @@ class RLStep:
             "episode": self.episodes,
         }
 
-    def compare(self, rewards: Tensor, weights: Tensor, aggregation: str) -> tuple[Tensor, Tensor]:
+    def compare(self, rewards: Tensor, weights: Tensor, aggregation: str) -> Tensor:
         """Returns (N, F) rewards of all ranks, NaN for episodes without a signal, which TRL's baselines leave out.
 
-        The second value is what TRL compares of them; see `compared_rewards`. Also finds the rows whose advantage must
-        be 0: TRL's is then the rounding error of a mean, divided by 1e-4. Collective.
+        Also finds the rows whose advantage must be 0: TRL's is then the rounding error of a mean, divided by 1e-4.
+        Collective.
         """
         usable = torch.tensor(self.ranks.gather([episode.is_usable for episode in self.episodes]))
         rewards = rewards.masked_fill(~usable.to(rewards.device).unsqueeze(1), torch.nan)
         compared = compared_rewards(rewards, weights.to(rewards.device), aggregation)
         equal = equal_within_groups(compared, self.group_size).repeat_interleave(self.group_size)
         self.equal = equal[self._first : self._first + len(self.episodes)]
-        return rewards, compared
+        return rewards
 
     @torch.no_grad()
     def score(

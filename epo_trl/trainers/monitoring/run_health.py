@@ -78,15 +78,6 @@ class RunHealth:
             warnings.warn(collapse_warning(rl_step, self._collapse), stacklevel=2)
         return {"run/exploded": float(exploded), "run/collapsed": float(collapsed)}
 
-    def end_run(self) -> None:
-        """Warns if the run is exploded or collapsed at its end, far below the warning at its onset."""
-        for what, calm in self._calm.items():
-            if calm == 0 and self._warns:
-                warnings.warn(
-                    f"The run ended {what}: run/{what} is still 1. The warning at its onset has numbers and advice.",
-                    stacklevel=2,
-                )
-
     def _begins(self, what: str, holds: bool) -> bool:
         calm, self._calm[what] = self._calm[what], 0 if holds else self._calm[what] + 1
         return holds and calm >= WINDOW

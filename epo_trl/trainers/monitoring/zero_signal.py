@@ -10,8 +10,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from epo_trl.methods import Comm, Methods, Need
-from epo_trl.trainers.config import EPOConfig
+from epo_trl.methods import Comm
 
 PATIENCE = 3  # number of consecutive RL steps with equal rewards before a warning
 
@@ -70,44 +69,36 @@ def equal_outcomes(outcomes: Tensor, ranks: Comm) -> bool:
     return bool((high - low <= 1e-6 * every.nan_to_num(0.0).abs().max()).all())  # relative: rewards have no fixed unit
 
 
-def equal_rewards_warning(rl_step: int, success: float, compared: str) -> str:
-    """Returns the warning for a streak of equal rewards; `success` is NaN if all episodes were aborted."""
-    advice = "use harder tasks, or stop here"
-    if success != 1:
-        advice = (
-            "start from a policy that solves some of the tasks (warm start: recipes/sft.py), play more episodes per "
-            "task (num_generations), use easier tasks or more turns, or reward partial progress (env_reward_weight)"
-        )
-    return (
-        f"In each of the last {PATIENCE} RL steps (up to {rl_step}) the episodes of {compared} got equal rewards, "
-        f"{'none' if math.isnan(success) else f'{success:.0%}'} of them solved, so rewards give no gradient: {advice}."
-    )
-
-
 class ZeroSignalMonitor:
     """Warns once per streak of RL steps without a training signal."""
 
-    def __init__(self, args: EPOConfig, methods: Methods, ranks: Comm, group_size: int, *, has_critic: bool) -> None:
+    def __init__(self, ranks: Comm) -> None:
         self.ranks = ranks
-        # Critics compare all turns, ArCHer also those of earlier batches: episodes with equal rewards may differ.
-        in_batch = has_critic or bool(methods.need(Need.FEATURES))
-        self._by_turns = in_batch or Need.TURN_REWARDS in next(iter(methods.values())).needs
-        self._compared = args.generation_batch_size if in_batch else group_size  # number of adjacent episodes
-        self._name = "the whole batch" if in_batch else "every group"
         self._equal_rewards, self._empty_batches = Streak(PATIENCE), Streak(1)
-        self._equal, self._success = False, 0.0  # of the current batch
 
-    def add_rewards(self, rewards: Tensor, *, success: float) -> None:
-        """Adds the rewards of a batch, see `equal_within_groups`; `success` is the share of solved episodes."""
-        self._equal, self._success = bool(equal_within_groups(rewards, self._compared).all()), success
+    def end_batch(self, num_episodes: Tensor, advantages: Tensor, rl_step: int, success: float) -> None:
+        """Adds the credit of a batch. Collective.
 
-    def end_batch(self, num_episodes: Tensor, advantages: Tensor, rl_step: int) -> None:
-        """Adds the number of episodes with a token in the loss, and this rank's (B, T) advantages. Collective."""
-        equal = self._equal
-        if equal and self._by_turns:  # `equal` is the same on all ranks
-            equal = not self.ranks.sum((advantages.abs() > 1e-4).sum().float())
-        if self._equal_rewards.add(equal) and self.ranks.index == 0:
-            warnings.warn(equal_rewards_warning(rl_step, self._success, self._name), stacklevel=2)
+        Args:
+            num_episodes: Number of episodes with a token in the loss, over all ranks.
+            advantages: (B, T) advantages of this rank: all 0 if all rewards that are compared are equal.
+            rl_step: Index of the RL step.
+            success: Share of solved episodes.
+        """
+        is_equal = not self.ranks.sum((advantages.abs() > 1e-4).sum().float())
+        if self._equal_rewards.add(is_equal and bool(num_episodes)) and self.ranks.index == 0:
+            advice = "use harder tasks, or stop here"
+            if success != 1:
+                advice = (
+                    "start from a policy that solves some of the tasks (warm start: recipes/sft.py), play more "
+                    "episodes per task (num_generations), use easier tasks or more turns, or reward partial progress "
+                    "(env_reward_weight)"
+                )
+            warnings.warn(
+                f"In each of the last {PATIENCE} RL steps (up to {rl_step}) the episodes that are compared got equal "
+                f"rewards, {success:.0%} of them solved, so rewards give no gradient: {advice}.",
+                stacklevel=2,
+            )
         if self._empty_batches.add(not num_episodes) and self.ranks.index == 0:
             warnings.warn(
                 f"No token of RL step {rl_step} is trained on: see env/aborted, rollout/cut_responses (raise "
