@@ -1,5 +1,6 @@
 """The audit of credits: its estimates against the exact advantages of the corridor, its statistics, its command."""
 
+import copy
 import json
 import random
 import shutil
@@ -26,11 +27,10 @@ from epo_trl.lab.credit_audit.statistics import Interval
 from epo_trl.methods.archer import ArCHer, Transitions, TwinCritics
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
-from epo_trl.models.critic import Critic, copied_backbone, critic_aside
+from epo_trl.models.critic import Critic, critic_aside, critic_prefix, save_critic
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.demonstrations import ACTION
 from epo_trl.rollout.templates import TEMPLATES
-from epo_trl.trainers.critic.setup import critic_prefix, save_critic
 from epo_trl.trainers.epo_trainer import METHODS
 from epo_trl.types import Episode, StopReason
 
@@ -306,7 +306,7 @@ class Run:
             part.save_pretrained(folder)
 
     def save_critic(self, **parts):
-        critic = Critic(self.model.config.hidden_size, copied_backbone(self.model), **parts)
+        critic = Critic(self.model.config.hidden_size, copy.deepcopy(self.model.base_model), **parts)
         for head in filter(None, (critic.head, critic.token_head)):
             torch.nn.init.normal_(head.weight)
         save_critic(str(self.folder), critic, critic.state_dict(), "")

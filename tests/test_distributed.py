@@ -26,8 +26,8 @@ from run_kit import StopAt
 from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer, with_episodes
 from transformers import AutoModelForCausalLM, Trainer
 
+from epo_trl.models.critic import CRITIC_FILE
 from epo_trl.runs.checkpoint_files import FINISHED, STATE_FILE
-from epo_trl.trainers.critic.setup import CRITIC_FILE
 from epo_trl.trainers.epo_trainer import METHODS, EPOTrainer
 
 pytestmark = pytest.mark.slow

@@ -24,7 +24,7 @@ from epo_trl.rollout.demonstrations import few_shot_of
 from epo_trl.rollout.encoding import control_tokens
 from epo_trl.rollout.spec import FewShotArguments
 from epo_trl.rollout.templates import Example, PastTurn
-from epo_trl.trainers.critic.values import final_states
+from epo_trl.trainers.critic_values import final_states
 from epo_trl.trainers.setup import build_rules
 
 REACT = PromptTemplate.load("react")

@@ -29,12 +29,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Credit
-from epo_trl.models.critic import Critic
+from epo_trl.models.critic import CRITIC_FILE, Critic, make_critic
 from epo_trl.rollout import ContextBuilder, PromptTemplate
 from epo_trl.rollout.context import TurnView
 from epo_trl.trainers import EPOPPOConfig
-from epo_trl.trainers.critic.setup import CRITIC_FILE, hide_critic, make_critic
-from epo_trl.trainers.critic.values import final_states, final_values, value_statistics, whitened
+from epo_trl.trainers.critic_values import final_states, final_values, value_statistics, whitened
+from epo_trl.trainers.ppo_trainer import hide_critic
 from epo_trl.types import StopReason
 
 CRITICS = ["separate", "value_head"]

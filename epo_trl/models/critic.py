@@ -1,4 +1,4 @@
-"""A critic inside the policy's module, so that one optimizer and one distributed engine serve both.
+"""A critic inside the policy's module, so that one optimizer and one distributed engine serve both; its file.
 
 The critic is a submodule of the policy and is called within the policy's `forward`. Under DDP a call outside it would
 not be synchronised; under ZeRO-3 every rank has to make the same calls.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import safetensors.torch
 import torch
 from accelerate.utils import is_peft_model
 from torch import Tensor, nn
@@ -22,7 +24,11 @@ from transformers import AutoModel
 from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
 
-from epo_trl.models.families import fitted
+from epo_trl.errors import InputError
+from epo_trl.models.families import fitted, freeze_unread, turn_off_noise
+
+# In a folder of its own: vLLM reads every safetensors file beside the policy's as weights of the policy.
+CRITIC_FILE = os.path.join("critic", "critic.safetensors")
 
 
 @dataclass
@@ -158,9 +164,61 @@ def critic_aside(model: Any) -> Iterator[None]:
         owner.critic = critic
 
 
-def copied_backbone(policy: Any) -> Any:
-    """Copies the policy's transformer without its LM head; all weights are trained."""
-    return copy.deepcopy(policy.base_model).requires_grad_(True)
+def copy_of_policy(model: Any, args: Any) -> Any:
+    """Copies the policy's transformer for a separate critic to start from; `None` if it must be loaded instead.
+
+    A model in memory may differ from its files, so it is copied before PEFT and TRL change it. One that is quantized,
+    wrapped by PEFT or sharded by ZeRO-3 cannot be copied. `args` are an `EPOPPOConfig`.
+    """
+    if args.critic != "separate" or isinstance(model, str):
+        return None
+    if is_peft_model(model) or _is_quantized(model) or _is_sharded(model):
+        return None
+    return copy.deepcopy(model.base_model).requires_grad_(True)
+
+
+def _is_quantized(model: Any) -> bool:
+    return getattr(model, "hf_quantizer", None) is not None
+
+
+def _is_sharded(model: Any) -> bool:
+    """Returns whether ZeRO-3 loaded the model in parts."""
+    return any("ds_id" in vars(parameter) for parameter in model.parameters())
+
+
+def make_critic(
+    policy: Any, args: Any, *, backbone: Any = None, peft_config: Any = None, token_head: bool = False
+) -> Critic:
+    """Builds the critic of an `EPOPPOConfig`.
+
+    `backbone` is the copy of `copy_of_policy`, `peft_config` that of the policy's adapter if it is new; `token_head` is
+    explained in `Critic`.
+    """
+    base = causal_lm(policy)
+    if peft_config is None and is_peft_model(policy):
+        peft_config = policy.active_peft_config
+    # DeepSpeed casts no weight of a model that it loaded in parts, and gathers weights of one precision only.
+    one_dtype = _is_sharded(base)
+    if args.critic == "separate" and backbone is None:
+        revision = getattr(peft_config, "revision", None) or (args.model_init_kwargs or {}).get("revision") or "main"
+        # AdamW's updates are lost in the half precision that a quantized policy computes in.
+        is_rounded = _is_quantized(base) and not args.critic_use_peft and not one_dtype
+        dtype = torch.float32 if is_rounded else base.dtype
+        trust = {"trust_remote_code": args.trust_remote_code}
+        backbone = loaded_backbone(base.config.name_or_path, base, dtype=dtype, revision=revision, **trust)
+    if args.critic_use_peft:
+        if peft_config is None:
+            raise InputError("critic_use_peft: expected False for a policy without an adapter, got True")
+        dropout = not args.disable_dropout
+        backbone = _with_adapter(backbone, peft_config, dropout=dropout, autocast_adapter_dtype=not one_dtype)
+    config = (backbone if backbone is not None else base).config.get_text_config()
+    dtype = base.dtype if one_dtype else torch.float32
+    critic = Critic(config.hidden_size, backbone, dtype, token_head=token_head)
+    if backbone is not None:
+        freeze_unread(causal_lm(backbone), quiet=True)
+    if args.disable_dropout:
+        turn_off_noise(critic)
+    return critic
 
 
 def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:
@@ -169,10 +227,10 @@ def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:
     return AutoModel.from_pretrained(path, **own | kwargs)
 
 
-def with_adapter(backbone: nn.Module, peft_config: Any, *, dropout: bool, **kwargs: Any) -> Any:
+def _with_adapter(backbone: nn.Module, peft_config: Any, *, dropout: bool, **kwargs: Any) -> Any:
     """Adds a new adapter with the policy's configuration to the backbone; only the adapter is trained.
 
-    `dropout` is whether the adapter keeps its dropout. Keyword arguments go to `peft.get_peft_model`.
+    Keyword arguments go to `peft.get_peft_model`.
     """
     from peft import get_peft_model
 
@@ -182,3 +240,30 @@ def with_adapter(backbone: nn.Module, peft_config: Any, *, dropout: bool, **kwar
     if targets and not isinstance(targets, str):  # PEFT has written `all-linear` out, in the policy's names
         config.target_modules = {name.removeprefix(prefix) for name in targets}
     return get_peft_model(backbone, config, **kwargs)
+
+
+def critic_prefix(model: Any, critic: Critic) -> str:
+    """Returns the prefix of the critic's parameter names in the model."""
+    return next(name for name, module in model.named_modules() if module is critic) + "."
+
+
+def save_critic(folder: str, critic: Critic, state_dict: Mapping[str, Tensor], prefix: str) -> None:
+    """Writes the trained parameters of the critic. Does nothing if ZeRO-3 is configured not to gather the weights."""
+    names = [name for name in critic.trained_names() if prefix + name in state_dict]
+    if names:
+        path = os.path.join(folder, CRITIC_FILE)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        content = {name: state_dict[prefix + name].detach().cpu().contiguous() for name in names}
+        safetensors.torch.save_file(content, path, metadata={"format": "pt"})
+
+
+def load_critic(path: str, critic: Critic) -> None:
+    """Loads the critic's file; raises `InputError` if it holds another kind of critic."""
+    saved, expected = safetensors.torch.load_file(path), set(critic.trained_names())
+    if saved.keys() != expected:
+        raise InputError(
+            f"resume_from_checkpoint: expected the same kind of critic, got {path} with {len(saved.keys() - expected)} "
+            f"extra and {len(expected - saved.keys())} missing parameters. Set critic, critic_use_peft and the models "
+            "as in the original run."
+        )
+    critic.load_state_dict(saved, strict=False)

@@ -12,34 +12,38 @@ Overrides, always around `super()`:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from trl import GRPOTrainer
+from trl.trainer.callbacks import SyncRefModelCallback
 
 from epo_trl.envs.base import TaskSuite
+from epo_trl.errors import InputError
 from epo_trl.methods import Batch, CriticValues, MicroBatch, TokenScores
-from epo_trl.models.critic import attach_critic, critic_aside
-from epo_trl.objectives import value_loss
-from epo_trl.trainers.critic.optimizer import clip_separately, critic_rate, delay_policy, separate_critic_groups
-from epo_trl.trainers.critic.setup import (
+from epo_trl.models.critic import (
     CRITIC_FILE,
+    attach_critic,
     copy_of_policy,
+    critic_aside,
     critic_prefix,
-    hide_critic,
     load_critic,
     make_critic,
     save_critic,
 )
-from epo_trl.trainers.critic.values import final_states, final_values, value_statistics, whitened
+from epo_trl.objectives import value_loss
+from epo_trl.trainers.critic_values import final_states, final_values, value_statistics, whitened
 from epo_trl.trainers.epo_trainer import EPOTrainer
 from epo_trl.trainers.monitoring.zero_signal import equal_outcomes
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.trainers.step import Part, RLStep, ValueTargets, row_ids
 from epo_trl.types import Episode
+
+PART, CRITIC = "part", "critic"  # a parameter group of the critic has group["part"] == "critic"
 
 
 class EPOPPOTrainer(EPOTrainer):
@@ -128,13 +132,14 @@ class EPOPPOTrainer(EPOTrainer):
         yield self.args.value_coef * (mean + 0.0 * values.sum())
 
     def _close_rl_step(self) -> None:
-        assert self.step.value_sums is not None
+        assert self.step.value_sums is not None and self.optimizer is not None
+        groups = self.optimizer.param_groups
         total, clipped, count = self.ranks.sum(self.step.value_sums).tolist()
         self._keep_metrics(
             {
                 "critic/value_loss": total / max(count, 1),
                 "critic/value_clip_share": clipped / max(count, 1),
-                "critic/learning_rate": critic_rate(self.optimizer),
+                "critic/learning_rate": next(group["lr"] for group in groups if group.get(PART) == CRITIC),
             }
         )
         super()._close_rl_step()
@@ -143,21 +148,55 @@ class EPOPPOTrainer(EPOTrainer):
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Creates the optimizer with the critic's parameters in separate groups, `group["part"] == "critic"`."""
-        optimizer = super().create_optimizer(model)
-        separate_critic_groups(optimizer, self.critic, self.args.critic_learning_rate)
+        optimizer, rate = super().create_optimizer(model), self.args.critic_learning_rate
+        if type(optimizer).__name__ == "DummyOptim":  # Accelerate's class, which is only defined with DeepSpeed
+            raise InputError(
+                "deepspeed: expected a configuration without an optimizer, which would give policy and critic the same "
+                "learning rate. Remove the `optimizer` and `scheduler` blocks; the trainer creates both."
+            )
+        if any(group.get(PART) == CRITIC for group in optimizer.param_groups):
+            return optimizer
+        own = {id(p) for p in self.critic.parameters() if p.requires_grad}
+        if not own <= {id(p) for group in optimizer.param_groups for p in group["params"]}:
+            raise InputError(
+                "optimizers: expected none, got an optimizer created before the trainer added the critic. Set optim "
+                "and learning_rate instead."
+            )
+        for group in list(optimizer.param_groups):
+            params = [p for p in group["params"] if id(p) in own]
+            if params:
+                group["params"] = [p for p in group["params"] if id(p) not in own]
+                changes = {"params": params, PART: CRITIC, **({"lr": rate} if rate is not None else {})}
+                optimizer.add_param_group({**group, **changes})
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Creates the scheduler. The policy's learning rate is 0 during the first `critic_warmup_steps`."""
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
-        delay_policy(scheduler, self.args.critic_warmup_steps, self.args.lr_scheduler_type)
+        scheduler, start = super().create_scheduler(num_training_steps, optimizer), self.args.critic_warmup_steps
+
+        def delayed(schedule: Callable[[int], float]) -> Callable[[int], float]:
+            return lambda step: 0.0 if step < start else schedule(step)
+
+        for i, group in enumerate(scheduler.optimizer.param_groups if start else ()):
+            if group.get(PART) != CRITIC:
+                scheduler.lr_lambdas[i] = delayed(scheduler.lr_lambdas[i])
+                group["lr"] = scheduler.base_lrs[i] * scheduler.lr_lambdas[i](scheduler.last_epoch)
+                scheduler.get_last_lr()[i] = group["lr"]  # the list itself: logs read it
         return scheduler
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """Clips policy and critic separately; DeepSpeed and FSDP clip both together."""
+        """Clips policy and critic separately, so that a large error of the critic does not shrink the policy's step.
+
+        Returns the policy's norm before clipping, or the critic's if that is not finite. DeepSpeed and FSDP clip both
+        together.
+        """
         if self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return super()._clip_grad_norm(model)
-        return clip_separately(self.accelerator, model, self.critic, self.args.max_grad_norm)
+        own, limit = {id(p) for p in self.critic.parameters()}, self.args.max_grad_norm
+        policy = [p for p in model.parameters() if id(p) not in own]
+        norm = self.accelerator.clip_grad_norm_(policy, limit)  # unscales all gradients, only once
+        critic_norm = torch.nn.utils.clip_grad_norm_(self.critic.parameters(), limit)
+        return norm if critic_norm.isfinite() else critic_norm
 
     # --- Checkpoints -------------------------------------------------------------------------------------------
 
@@ -193,3 +232,24 @@ class EPOPPOTrainer(EPOTrainer):
         with critic_aside(self.model):
             yield
         load_critic(os.path.join(checkpoint, CRITIC_FILE), self.critic)
+
+
+def hide_critic(trainer: GRPOTrainer) -> None:
+    """Hides the critic from TRL's reference model and its generation.
+
+    The reference model has no critic, and `sync_ref_model` pairs all parameters of both models. vLLM has no critic, and
+    TRL sends it all parameters.
+    """
+
+    def without_critic(sync: Callable[..., None]) -> Callable[..., None]:
+        def sync_policy(*args: Any) -> None:
+            with critic_aside(trainer.model):
+                sync(*args)
+
+        return sync_policy
+
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, SyncRefModelCallback):
+            callback.sync_target_model = without_critic(callback.sync_target_model)
+    if trainer.use_vllm:
+        trainer.vllm_generation.sync_weights = without_critic(trainer.vllm_generation.sync_weights)

@@ -14,9 +14,16 @@ from epo_trl.errors import InputError
 from epo_trl.methods import CriticValues, TurnFeatures
 from epo_trl.methods.archer import ArCHer
 from epo_trl.models.adapters import Adapter
-from epo_trl.models.critic import attach_critic, causal_lm, loaded_backbone
+from epo_trl.models.critic import (
+    CRITIC_FILE,
+    attach_critic,
+    causal_lm,
+    copy_of_policy,
+    load_critic,
+    loaded_backbone,
+    make_critic,
+)
 from epo_trl.rollout import ContextBuilder
-from epo_trl.trainers.critic.setup import CRITIC_FILE, copy_of_policy, load_critic, make_critic
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.types import Episode
 

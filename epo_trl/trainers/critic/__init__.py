@@ -1,1 +1,0 @@
-"""The critic of PPO: construction, optimizer groups, file, bootstrap values, statistics."""
