@@ -170,11 +170,6 @@ def test_seam_has_the_expected_signature(seam):
             "the final model is not pushed to the Hub before it is whole",
         ),
         (
-            "create_model_card",
-            r"tags\.update\(self\._tag_names\)[\s\S]*trainer_name=self\._name,",
-            "the model card names the method and its tags",
-        ),
-        (
             "_prepare_inputs",
             r"generate_every = self\.args\.steps_per_generation \* self\.num_iterations\s+"
             r"if self\._step % generate_every == 0",

@@ -168,6 +168,8 @@ class EpochSeeded(Sampler[int]):
 class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
     """TRL's `SFTTrainer`, resumable like an RL run, with a model card that describes the demonstrations."""
 
+    card_tags = ("trl", "sft")
+
     def __init__(
         self, suite: TaskSuite, shown: DemonstrationArguments, *, demonstrated: int | None = None, **kwargs: Any
     ) -> None:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,8 @@ from epo_trl.errors import InputError, spelled
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.methods import Batch, MicroBatch, TokenScores
-from epo_trl.models.families import settle_experts
+from epo_trl.models.critic import causal_lm
+from epo_trl.models.families import freeze_unread, settle_experts, turn_off_noise
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
 from epo_trl.runs.callbacks import use_short_progress
 from epo_trl.runs.checkpoint_files import step_of
@@ -43,7 +45,7 @@ from epo_trl.trainers.collection import Collected, Collector, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine, starting
 from epo_trl.trainers.evaluator import Evaluator, scalars
-from epo_trl.trainers.model_card import OwnModelCard, card_rows
+from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth
 from epo_trl.trainers.monitoring.zero_signal import Streak, ZeroSignalMonitor
@@ -53,10 +55,9 @@ from epo_trl.trainers.setup import (
     keeping_reference,
     ranks_of,
     set_up,
-    settle_models,
 )
 from epo_trl.trainers.step import LossScale, Part, RLStep
-from epo_trl.trainers.support import check_arguments
+from epo_trl.trainers.support import check_arguments, check_policy
 from epo_trl.types import Episode
 
 # Files of a checkpoint, equal on all ranks.
@@ -85,8 +86,7 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         last_reports: Those of the last evaluation, with the details.
     """
 
-    _tag_names = ["trl", "epo_trl", "grpo"]
-    _name = "EPO"
+    card_tags = ("trl", "epo_trl", "grpo")
     args: EPOConfig
     step: RLStep
     has_critic = False
@@ -105,23 +105,28 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         setup = set_up(model, suite, args, train_dataset, processing_class, reward_funcs, kwargs, self.has_critic)
         self.suite, self.rules, self.methods, self.player = setup.suite, setup.rules, setup.methods, setup.player
 
+        test_lists = {name: Dataset.from_dict({"prompt": tasks}) for name, tasks in setup.test_tasks.items()}
         with starting(args), keeping_reference(self, args):
             super().__init__(
                 model=model,
                 reward_funcs=reward_funcs if reward_funcs is not None else episode_return,
                 args=args,
                 train_dataset=setup.train_dataset,
-                eval_dataset=setup.eval_dataset,
+                eval_dataset=test_lists or None,
                 processing_class=setup.tokenizer,
                 **kwargs,
             )
-        self.without_noise = settle_models(self.model, self.ref_model, args)
+        noisy = filter(None, (self.model, self.ref_model)) if args.disable_dropout else ()
+        self.without_noise = [changed for one in noisy for changed in turn_off_noise(one)]
+        check_policy(self.model, vllm=args.use_vllm)
+        freeze_unread(causal_lm(self.model), quiet=args.process_index != 0)
         self.aux_loss_enabled &= settle_experts(self.model.config)
         use_short_progress(self)
         self.rules.set_model_limits(check_context_fits(args, self.rules.context, self.model.config), self.eos_token_ids)
 
         ranks, group_size = ranks_of(self.accelerator), self.num_generations
-        self.ranks, self.rollout_func = ranks, _collected_episodes
+        self.ranks = ranks
+        self.rollout_func = lambda prompts, trainer: trainer.step.to_rollout_output()
         self.player.engine = engine = make_engine(self)
         self.collector = Collector(
             self.suite, self.methods, ranks, setup.train_dataset["prompt"], args, group_size, self.eos_token_ids
@@ -540,7 +545,17 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
 
     def card_rows(self) -> dict[str, str]:
         """Returns the rows for the model card."""
-        return card_rows(self)
+        args, protocol = self.args, self.rules.protocol
+        past = f"{protocol.history_length} past turns" if protocol.is_windowed else "the whole episode"
+        action = "a tool call" if args.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
+        return {
+            "method": self.methods.model_card_text(),
+            "prompts": f"template `{Path(args.template_for(self.suite)).name}`; an answer ends with {action}",
+            "training": f"{args.generation_batch_size} episodes per RL step, {self.num_generations} per task, up to "
+            f"{args.max_turns} turns",
+            "evaluation": f"`{protocol.name}`: {protocol.max_turns} turns, temperature {protocol.temperature:g}, "
+            f"{protocol.context} context, {past} in the prompt, success by `{protocol.success_rule}`",
+        }
 
 
 class Scored(NamedTuple):
@@ -549,8 +564,3 @@ class Scored(NamedTuple):
     logps: Tensor
     entropy: Tensor
     aux_loss: Tensor | None
-
-
-def _collected_episodes(prompts: Sequence[Any], trainer: EPOTrainer) -> dict[str, Any]:
-    """Returns the collected batch to TRL, as its `rollout_func`."""
-    return trainer.step.to_rollout_output()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate.utils import is_peft_model
 from huggingface_hub import ModelCard, ModelCardData
@@ -17,26 +18,8 @@ from epo_trl.evaluation.report import report_files
 from epo_trl.models.adapters import made_from
 from epo_trl.models.families import Changed, as_published
 
-if TYPE_CHECKING:
-    from epo_trl.trainers.epo_trainer import EPOTrainer
-
 CARD = "README.md"
 _PAPER = re.compile(r"\[[^\]]+\]\(https://arxiv\.org/abs/[\d.]+\)")
-
-
-def card_rows(trainer: EPOTrainer) -> dict[str, str]:
-    """Returns the rows of the card of a policy trained with RL."""
-    args, protocol = trainer.args, trainer.rules.protocol
-    past = f"{protocol.history_length} past turns" if protocol.is_windowed else "the whole episode"
-    action = "a tool call" if args.action_format == "tool_calls" else "an action, as in `<action>look</action>`"
-    return {
-        "method": trainer.methods.model_card_text(),
-        "prompts": f"template `{Path(args.template_for(trainer.suite)).name}`; an answer ends with {action}",
-        "training": f"{args.generation_batch_size} episodes per RL step, {trainer.num_generations} per task, up to "
-        f"{args.max_turns} turns",
-        "evaluation": f"`{protocol.name}`: {protocol.max_turns} turns, temperature {protocol.temperature:g}, "
-        f"{protocol.context} context, {past} in the prompt, success by `{protocol.success_rule}`",
-    }
 
 
 class OwnModelCard:
@@ -50,16 +33,15 @@ class OwnModelCard:
     state: Any
     best_step: int | None = None  # step of the best evaluation, if its weights were loaded at the end
     without_noise: Changed = []  # what `turn_off_noise` has changed in the configuration that is saved
-    _tag_names: list[str]
+    card_tags: Sequence[str]
 
     @property
     def step_of_weights(self) -> int:
         """Number of optimizer steps of the model's weights."""
         return self.state.global_step if self.best_step is None else self.best_step
 
-    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Writes the card to `output_dir`."""
-        super().create_model_card(model_name, *args, **kwargs)  # type: ignore[misc]
         if self.is_world_process_zero():  # type: ignore[attr-defined]
             write_card(self, Path(self.args.output_dir))
 
@@ -107,7 +89,7 @@ def write_card(trainer: Any, folder: Path) -> None:
         base_model=base if _is_hub_id(base) else None,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=trainer._tag_names,
+        tags=list(trainer.card_tags),
     )
     ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(folder / CARD)
 

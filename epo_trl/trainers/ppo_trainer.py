@@ -54,8 +54,7 @@ class EPOPPOTrainer(EPOTrainer):
     """
 
     args: EPOPPOConfig
-    _tag_names = ["trl", "epo_trl", "ppo"]
-    _name = "PPO with EPO"
+    card_tags = ("trl", "epo_trl", "ppo")
     has_critic = True
 
     def __init__(self, model: str | PreTrainedModel, suite: TaskSuite, args: EPOPPOConfig | None = None, **kwargs: Any):

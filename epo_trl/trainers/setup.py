@@ -1,12 +1,11 @@
-"""What a trainer is built from: checked arguments, tasks and rules, settled models, communication, forward passes."""
+"""What a trainer is built from: checked arguments, tasks and rules, communication, forward passes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object, is_peft_model
@@ -19,16 +18,16 @@ from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, sampled_tasks
 from epo_trl.methods import Comm, Methods, build_methods
-from epo_trl.models.critic import causal_lm, detach_critic
-from epo_trl.models.families import Changed, fitted, freeze_unread, turn_off_noise
-from epo_trl.models.load import check_output_dir, load_tokenizer, sequence_limit, tiny_size
+from epo_trl.models.critic import detach_critic
+from epo_trl.models.families import fitted
+from epo_trl.models.load import check_output_dir, load_tokenizer, sequence_limit
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.rollout.demonstrations import few_shot_of
 from epo_trl.runs.run_settings import uses_zero3
 from epo_trl.scoring.turn_forward import Passes
 from epo_trl.trainers.collection import Player
 from epo_trl.trainers.config import CPU_TOKENS, GPU_TOKENS, EPOConfig
-from epo_trl.trainers.support import check_policy, check_supported
+from epo_trl.trainers.support import check_supported
 
 TEST_SPLITS = ("iid", "ood")
 
@@ -88,32 +87,16 @@ def build_rules(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Checked and complete arguments of a run.
-
-    Args:
-        methods: The methods of the configuration.
-        suite: The task suite, in worker processes if configured.
-        player: The environments.
-        train_dataset: Rows with a task id as `prompt`.
-        test_tasks: Task ids of each test list.
-        tokenizer: The policy's tokenizer.
-        rules: Rules of the episodes.
-    """
+class Setup(NamedTuple):
+    """Checked and complete arguments of a run."""
 
     methods: Methods
-    suite: TaskSuite
+    suite: TaskSuite  # in worker processes if configured
     player: Player
-    train_dataset: Dataset
-    test_tasks: dict[str, list[str]]
+    train_dataset: Dataset  # with a task id as `prompt`
+    test_tasks: dict[str, list[str]]  # by list
     tokenizer: Any
     rules: RolloutRules
-
-    @property
-    def eval_dataset(self) -> dict[str, Dataset] | None:
-        """The test lists as datasets, which TRL asks for where it is to evaluate."""
-        return {split: Dataset.from_dict({"prompt": ids}) for split, ids in self.test_tasks.items()} or None
 
 
 def set_up(
@@ -133,8 +116,6 @@ def set_up(
     Raises:
         InputError: If a setting is invalid, would be overridden or leaves nothing to train on. The message names it.
     """
-    if isinstance(model, str) and tiny_size(model) and not Path(model).is_dir():
-        raise InputError(f"model: expected a model, a Hub id or a path, got {model!r}; see epo_trl.models.load_policy")
     methods = build_methods(args, critic=critic)
     check_supported(args, model, methods, kwargs, reward_funcs)
     path = model if isinstance(model, str) else model.config.name_or_path
@@ -198,19 +179,6 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
     name = min(known, key=known.__getitem__)
     context.check_limit(name, known[name], 1 if context.is_windowed else args.max_turns)
     return known[name]
-
-
-def settle_models(policy: Any, reference: Any, args: EPOConfig) -> Changed:
-    """Checks the loaded models, turns off their dropout and freezes what no text reaches.
-
-    Returns:
-        What the dropout was, to save a configuration as it was published.
-    """
-    models = filter(None, (policy, reference)) if args.disable_dropout else ()
-    changed = [one for model in models for one in turn_off_noise(model)]
-    check_policy(policy, vllm=args.use_vllm)
-    freeze_unread(causal_lm(policy), quiet=args.process_index != 0)
-    return changed
 
 
 def ranks_of(accelerator: Any) -> Comm:
