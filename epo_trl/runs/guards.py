@@ -48,11 +48,7 @@ class UpdateGuard:
     output_dir: str
     skipped: int = field(default=0, init=False)
     in_a_row: int = field(default=0, init=False)
-    _losses: list[Tensor] = field(default_factory=list, init=False)
-
-    def add_loss(self, loss: Tensor) -> None:
-        """Stores the loss of a micro-batch for the error message."""
-        self._losses.append(loss.detach())
+    losses: list[Tensor] = field(default_factory=list, init=False)  # of the micro-batches, for the error message
 
     def end_update(self, grad_norm: float, step: int, rank: int, batch: Callable[[], Any]) -> None:
         """Counts one update, which is skipped if the norm of its gradient is not finite.
@@ -60,7 +56,7 @@ class UpdateGuard:
         Raises:
             NonFiniteError: If the limit is reached, after the collected batch of this rank was saved.
         """
-        losses, self._losses = self._losses, []
+        losses, self.losses = self.losses, []
         is_finite = math.isfinite(grad_norm)
         self.in_a_row, self.skipped = 0 if is_finite else self.in_a_row + 1, self.skipped + (not is_finite)
         if self.in_a_row < self.limit:

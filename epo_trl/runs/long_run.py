@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType
 from transformers.trainer import Trainer
 
 from epo_trl.errors import InputError
@@ -45,13 +44,6 @@ class LongRun(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        kind = self.accelerator.distributed_type
-        if self.args.deepspeed_plugin is not None and kind != DistributedType.DEEPSPEED:
-            raise InputError(
-                f"use_cpu: accelerate's `use_cpu: true` turns DeepSpeed off, so it would run {kind.value}. Set it to "
-                "false there (its config, ACCELERATE_USE_CPU), and use_cpu: true in the training config "
-                "(docs/running.md)"
-            )
         self.load_settings = load_settings(self.model, self.args)
         self._settings: dict[str, Any] = {}  # see `settings_of`
         self._has_trained = False
@@ -167,8 +159,13 @@ class LongRun(Trainer):
         with run_lock(self.args), self._sigterm.listening():
             checkpoint = self._checkpoint(resume_from_checkpoint)
             self._has_trained = True
-            with self._only_what_is_left(checkpoint):
+            self.args.eval_on_start &= checkpoint is None
+            callbacks = list(self.callback_handler.callbacks)
+            try:
                 return super().train(checkpoint, *args, **kwargs)
+            finally:
+                if self._nothing_left:
+                    self.callback_handler.callbacks = callbacks
 
     def newest_checkpoint(self) -> str | None:
         """Returns the newest complete checkpoint in `output_dir`, or `None`. Collective."""
@@ -188,18 +185,6 @@ class LongRun(Trainer):
         if checkpoint is not None:
             check_checkpoint(self.args, checkpoint, self._settings)
         return checkpoint
-
-    @contextmanager
-    def _only_what_is_left(self, checkpoint: str | None) -> Iterator[None]:
-        """Skips the first evaluation of a resumed run, and all callbacks of a finished one."""
-        evaluate, callbacks = self.args.eval_on_start, list(self.callback_handler.callbacks)
-        self.args.eval_on_start = evaluate and checkpoint is None
-        try:
-            yield
-        finally:
-            self.args.eval_on_start = evaluate
-            if self._nothing_left:
-                self.callback_handler.callbacks = callbacks
 
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *args: Any, **kwargs: Any

@@ -39,15 +39,13 @@ def read_state(path: str | os.PathLike[str], *keys: str) -> dict[str, Any]:
     """Reads a file written by `write_state`, which must have the keys.
 
     Raises:
-        ValueError: If the file is missing or damaged. The message names it.
+        ValueError: If the file cannot be read or is damaged. The message names it.
     """
     try:
         with open(path, encoding="utf-8") as file:
             state = json.load(file)
-    except FileNotFoundError as error:
-        raise InputError(f"{os.fspath(path)} is missing: the folder is incomplete, or not of epo_trl") from error
     except OSError as error:
-        raise InputError(f"{os.fspath(path)} cannot be read ({error.strerror})") from error
+        raise InputError(f"{os.fspath(path)} cannot be read ({error.strerror}): is it a folder of epo_trl?") from error
     except (ValueError, RecursionError) as error:  # neither JSON nor UTF-8
         raise InputError(f"{os.fspath(path)} is damaged ({error})") from error
     if not isinstance(state, dict) or not state.keys() >= set(keys):

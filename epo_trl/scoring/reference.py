@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,11 +12,9 @@ from torch import Tensor
 from trl.trainer.utils import use_adapter
 
 from epo_trl.devices import to_device
-from epo_trl.methods import TurnFeatures
-from epo_trl.models.critic import causal_lm
 from epo_trl.objectives.gae import turn_edges
 from epo_trl.scoring.fused_head import compact_scoring
-from epo_trl.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns
+from epo_trl.scoring.turn_layout import TurnBatch, TurnLayout
 
 
 @contextmanager
@@ -28,23 +26,6 @@ def reference_model(policy: Any, separate: Any) -> Iterator[Any]:
     inner = extract_model_from_parallel(policy)
     with use_adapter(inner, "ref" if "ref" in inner.peft_config else None):
         yield policy
-
-
-def extract_features(
-    model: Any, input_ids: Tensor, layout: TurnLayout, size: int, autocast: Callable[[], AbstractContextManager[Any]]
-) -> TurnFeatures:
-    """Returns the features of the turns of rows, `size` rows at a time. Collective under ZeRO-3."""
-    turns, parts = int(layout.turn_ids.max()) + 1, []
-    backbone = causal_lm(extract_model_from_parallel(model)).base_model
-    for start in range(0, len(input_ids), size):
-        some = slice(start, start + size)
-        rows = layout.rows(some)
-        cut = cut_turns(input_ids[some], rows)
-        with autocast():
-            hidden = last_hidden_states(model, backbone, cut.input_ids)
-        parts.append(turn_features(hidden, cut, rows, turns))
-    states, actions, turn_mask = (torch.cat(part) for part in zip(*parts, strict=True))
-    return TurnFeatures(states, actions, turn_mask)
 
 
 def last_hidden_states(model: Any, backbone: torch.nn.Module, input_ids: Tensor) -> Tensor:

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 from torch import Tensor
 
 from epo_trl.devices import to_device
 from epo_trl.methods import Methods, TokenScores, TurnFeatures
 from epo_trl.methods.base import Statistic
 from epo_trl.methods.stack import Annotations, MarkedStatistic
+from epo_trl.models.critic import causal_lm
 from epo_trl.objectives.gae import turn_edges
-from epo_trl.scoring.reference import extract_features
+from epo_trl.scoring.reference import last_hidden_states, turn_features
 from epo_trl.scoring.turn_forward import HeadStatistic, Passes, score_turns, value_turns
 from epo_trl.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns
 
@@ -103,7 +105,16 @@ class RowScorer:
 
     def features(self, model: Any, input_ids: Tensor, layout: TurnLayout) -> TurnFeatures:
         """Returns the hidden states of the turns of the rows under a model. Collective under ZeRO-3."""
-        return extract_features(model, input_ids, layout, self.rows, self.autocast)
+        turns, parts = int(layout.turn_ids.max()) + 1, []
+        backbone = causal_lm(extract_model_from_parallel(model)).base_model
+        for start in range(0, len(input_ids), self.rows):
+            some = slice(start, start + self.rows)
+            rows = layout.rows(some)
+            cut = cut_turns(input_ids[some], rows)
+            with self.autocast():
+                hidden = last_hidden_states(model, backbone, cut.input_ids)
+            parts.append(turn_features(hidden, cut, rows, turns))
+        return TurnFeatures(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 def _at_tokens(statistics: Mapping[str, MarkedStatistic], turns: TurnBatch) -> dict[str, HeadStatistic]:

@@ -324,7 +324,20 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
     def _micro_batch(self, part: Part, scores: TokenScores) -> MicroBatch:
         autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}
         dtype = autocast.get(self.accelerator.mixed_precision, self.model.dtype)
-        return part.micro_batch(scores, self.rl_step, self.total_rl_steps, dtype)
+        return MicroBatch(
+            logps=scores.logps,
+            entropy=scores.entropy,
+            old_logps=part.old_logps(scores.logps),
+            advantages=part.inputs["advantages"],
+            turn_ids=part.turn_ids,
+            mask=part.mask,
+            num_episodes=part.num_episodes,
+            policy_mean=lambda values: (part.token_weights * values).sum() / part.scale.of_update,
+            rl_step=self.rl_step,
+            total_rl_steps=self.total_rl_steps,
+            statistics=scores.statistics,
+            compute_dtype=dtype,
+        )
 
     def _loss_scale(self) -> LossScale:
         return LossScale(
@@ -375,7 +388,7 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         start = time.perf_counter()
         output = super().training_step(model, inputs, num_items_in_batch)
         self.update_seconds += time.perf_counter() - start
-        self._guard.add_loss(output)
+        self._guard.losses.append(output.detach())
         self._passed_at = self.state.global_step
         if not self.micro_steps_done:
             self._close_rl_step()

@@ -7,8 +7,7 @@
     batch = step.batch(inputs, ...)              # what the methods assign advantages to
     advantages = methods.credit(batch).advantages
     advantages = step.modify(methods, advantages, batch)
-    part = step.part(inputs, scale)              # from here on for each micro-batch
-    micro = part.micro_batch(scores, ...)        # what the methods' terms of the loss read
+    part = step.part(inputs, scale)              # for each micro-batch: what its loss reads
 
 TRL's batch is a dict of tensors, which TRL shuffles and splits into micro-batches. It has one tensor of ours, `row`:
 the index of each row in the RL step, where all else stays.
@@ -26,7 +25,7 @@ from torch import Tensor
 from trl.trainer.utils import pad
 
 from epo_trl.devices import to_device
-from epo_trl.methods import Batch, Comm, CriticValues, Methods, MicroBatch, Need, TokenScores, TurnFeatures
+from epo_trl.methods import Batch, Comm, CriticValues, Methods, Need, TokenScores, TurnFeatures
 from epo_trl.methods.stack import Annotations
 from epo_trl.rollout import ContextBuilder, episode_to_row
 from epo_trl.rollout.rows import Row
@@ -337,25 +336,6 @@ class Part:
         if "importance_sampling_ratio" in self.inputs and kind != "vespo":  # corrects vLLM's log-probabilities
             weights = weights * self.inputs["importance_sampling_ratio"]
         return weights * self.row_factor
-
-    def micro_batch(
-        self, scores: TokenScores, rl_step: int, total_rl_steps: int, compute_dtype: torch.dtype
-    ) -> MicroBatch:
-        """Returns what the methods' terms of the loss read, of rows with these scores; see `MicroBatch`."""
-        return MicroBatch(
-            logps=scores.logps,
-            entropy=scores.entropy,
-            old_logps=self.old_logps(scores.logps),
-            advantages=self.inputs["advantages"],
-            turn_ids=self.turn_ids,
-            mask=self.mask,
-            num_episodes=self.num_episodes,
-            policy_mean=lambda values: (self.token_weights * values).sum() / self.scale.of_update,
-            rl_step=rl_step,
-            total_rl_steps=total_rl_steps,
-            statistics=scores.statistics,
-            compute_dtype=compute_dtype,
-        )
 
 
 @dataclass(frozen=True, slots=True)
