@@ -70,7 +70,7 @@ def make_trainer(ahead: int, given: dict[str, Any]) -> EPOTrainer:
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
     server = Server(len(tokenizer), tokenizer.eos_token_id, given["length"], given["token"], args.max_completion_length)
     trainer.vllm_generation = server
-    trainer.player.engine = engine = VllmServerEngine(trainer)
+    trainer.engine = engine = VllmServerEngine(trainer)
     engine._client = SimpleNamespace(base_url=server.base_url, generate=server.generate)
     args.rollout_ahead = ahead
     trainer.ahead = RolloutAhead(trainer) if ahead else None

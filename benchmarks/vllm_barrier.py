@@ -124,13 +124,13 @@ def make_trainer(policy: str, tokenizer: Any, given: Any, address: str) -> EPOTr
 
 def measure(trainer: EPOTrainer, steps: Steps, given: Any) -> dict[str, list[tuple[float, int, int]]]:
     """Returns seconds, steps and sampled tokens of this rank, of each round of each way."""
-    free, ranks = trainer.player.engine, trainer.ranks
+    free, ranks = trainer.engine, trainer.ranks
     ways = {IN_STEP: (TurnGenerator(trainer), False), FREE: (free, False)}
     ways |= {SEEDED: (free, True)} if given.seeds else {}
     found: dict[str, list[tuple[float, int, int]]] = {way: [] for way in ways}
     for number in range(-1, given.rounds):
         for way, (engine, seeds) in ways.items():
-            trainer.player.engine, trainer.args.request_seeds = engine, seeds
+            trainer.engine, trainer.args.request_seeds = engine, seeds
             ranks.gather([None])
             start, before = time.perf_counter(), steps.read()
             played = trainer.play([("train/0", 0)] * given.episodes)

@@ -170,7 +170,7 @@ def inject_ppo(trainer: Any, part: slice, rollouts: int) -> None:
     play, final_states, left = trainer.play, trainer._final_states, list(range(rollouts))
     trainer.play = lambda tasks, **kwargs: make_episodes(left.pop(0))[part] if left else play(tasks, **kwargs)
     trainer._final_states = lambda episodes: (
-        [list(state) for state in STATES[part]] if len(trainer.player.envs) < 2 else final_states(episodes)
+        [list(state) for state in STATES[part]] if len(trainer.envs) < 2 else final_states(episodes)
     )
 
 

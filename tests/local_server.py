@@ -82,7 +82,7 @@ def make_served(folder, *, make=make_trainer, rollout_ahead=0, behind=0, request
     trainer = make(folder, **changes)
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
     trainer.vllm_generation = server = LocalServer(trainer, behind)
-    trainer.player.engine = engine = VllmServerEngine(trainer)
+    trainer.engine = engine = VllmServerEngine(trainer)
     trainer.evaluator = replace(trainer.evaluator, engine=engine)
     engine._client = server
     trainer.args.rollout_ahead, trainer.args.request_seeds = rollout_ahead, request_seeds

@@ -153,7 +153,7 @@ class Record:
         self.gradients: list[dict[str, torch.Tensor]] = []
         self._lengths = random.Random(f"lengths {rank}")
         play, generate, step = trainer.play, trainer._generate_single_turn, trainer.training_step
-        needed = trainer.player.engine.prompts_needed
+        needed = trainer.engine.prompts_needed
         trainer.play = lambda tasks, **kwargs: self._play(play, tasks, **kwargs)
         trainer._generate_single_turn = lambda prompts, *rest: self._generate(generate, prompts, *rest)
         trainer.training_step = lambda *args, **kwargs: self._count(1, step, *args, **kwargs)
@@ -161,7 +161,7 @@ class Record:
         trainer.model.forward = lambda *args, **kwargs: self._count(
             0 if "labels" in kwargs else None, forward, *args, **kwargs
         )
-        trainer.player.engine.prompts_needed = lambda running: self._needed(needed, running)
+        trainer.engine.prompts_needed = lambda running: self._needed(needed, running)
 
     def _play(self, play, tasks, **kwargs):
         rollout = len(self.episodes)

@@ -72,7 +72,7 @@ def test_what_runs_on_the_cpu_seeds_no_gpu(tmp_path, seeded_devices, what):
     else:
         trainer = make_trainer(tmp_path)
         seeded_devices.clear()
-        with trainer.player.engine.sampling(0.5, 3):
+        with trainer.engine.sampling(0.5, 3):
             pass
     assert seeded_devices == []
 

@@ -17,9 +17,7 @@ from epo_trl.envs.pool import PooledEnv, PoolSettings
 def test_a_run_goes_on_when_a_worker_is_killed_and_counts_it(tmp_path, make):
     limits = {"env_workers": 2, "env_step_seconds": 20.0}
     trainer = make(tmp_path, suite=WildSuite(tmp_path), max_steps=3, epo_lambda=0.1, **limits)
-    assert all(isinstance(env, PooledEnv) for env in trainer.player.envs) and trainer.player.envs, (
-        "the first one, made early, too"
-    )
+    assert all(isinstance(env, PooledEnv) for env in trainer.envs) and trainer.envs, "the first one, made early, too"
     assert trainer.suite.pool == PoolSettings(2, 20.0)
     generate, calls, pids = trainer._generate_single_turn, [], set()
 

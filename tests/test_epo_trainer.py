@@ -400,10 +400,8 @@ def test_evaluation_changes_neither_random_state_nor_mode_nor_temperature_nor_wh
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_rank_of_an_evaluation_samples_with_a_seed_of_its_own(tmp_path, monkeypatch, rank):
     trainer = make_trainer(tmp_path, eval_seed=7)
-    sampling, seeds, played = trainer.player.engine.sampling, [], []
-    monkeypatch.setattr(
-        trainer.player.engine, "sampling", lambda heat, seed: seeds.append(seed) or sampling(heat, seed)
-    )
+    sampling, seeds, played = trainer.engine.sampling, [], []
+    monkeypatch.setattr(trainer.engine, "sampling", lambda heat, seed: seeds.append(seed) or sampling(heat, seed))
     ranks = Comm(gather=lambda episodes: played.extend(episodes) or episodes, index=rank, count=2)
     replace(trainer.evaluator, ranks=ranks).report("iid", trainer.play)
     assert seeds == [7 + rank]

@@ -82,7 +82,7 @@ def test_a_sleeping_engine_is_awake_for_a_rollout_and_sleeps_again_even_after_an
     trainer.vllm_generation = engine = SleepingEngine()
     trainer.use_vllm, trainer._last_loaded_step, engine._llm_weights_sleeping = True, 0, not loaded
     trainer.vllm_mode = "colocate"
-    with pytest.raises(KeyError), trainer.player.engine.keeping_vllm_awake():
+    with pytest.raises(KeyError), trainer.engine.keeping_vllm_awake():
         assert not engine.enable_sleep_mode
         raise KeyError
     assert engine.asked == [*["sync"] * (not loaded), "kv_cache", "sleep 2"]
@@ -109,7 +109,7 @@ def test_sending_an_adapter_s_policy_to_vllm_leaves_the_base_as_it_is(tmp_path, 
                 if "lora_" in name:
                     p.add_(1e-3)
         trainer.state.global_step = step
-        trainer.player.engine.load_weights()
+        trainer.engine.load_weights()
         assert all(torch.equal(model.get_parameter(name), value) for name, value in base.items())
         expected = copy.deepcopy(model).merge_and_unload().state_dict()
         assert len(sent) == step and all(torch.equal(sent[-1][name], expected[name]) for name in sent[-1])
@@ -189,7 +189,7 @@ def test_a_server_is_asked_for_all_episodes_at_once_and_a_refused_one_is_aborted
         repetition_penalty=1.0, temperature=0.7, top_p=1.0, top_k=0, min_p=None, max_completion_length=8, logprobs=0,
         generation_kwargs={"detokenize": False},
     )  # fmt: skip
-    trainer.player.engine = engine = VllmServerEngine(trainer)
+    trainer.engine = engine = VllmServerEngine(trainer)
     engine._client = client = Client()
     submit = engine.submit
     engine.submit = lambda number, ids: submit(number, ids + ids[-1:] * ((len(ids) + (number == 1)) % 2))
@@ -251,7 +251,7 @@ def test_vllm_in_the_process_makes_no_text_and_log_probabilities_only_where_the_
         generation_kwargs={"skip_special_tokens": True}, structured_outputs_regex=None, enable_sleep_mode=False,
         _llm_weights_sleeping=False, llm=Scheduler(),
     )  # fmt: skip
-    trainer.player.engine = VllmEngine(trainer)
+    trainer.engine = VllmEngine(trainer)
     (trained,) = trainer.play([("train/0", 0)])
     assert [turn.logprobs for turn in trained.turns] == [(-1.0, -2.0) if is_read else None] * 2
     assert vllm.llm.asked[0] == {
@@ -259,7 +259,7 @@ def test_vllm_in_the_process_makes_no_text_and_log_probabilities_only_where_the_
         "logprobs": 0 if is_read else None, "skip_special_tokens": True,
         "detokenize": False, "flat_logprobs": True, "output_kind": "final only",
     }  # fmt: skip
-    with trainer.player.engine.sampling(0.4, 0):
+    with trainer.engine.sampling(0.4, 0):
         (evaluated,) = trainer.play([("train/0", 0)])
     assert [turn.logprobs for turn in evaluated.turns] == [None, None]
     vllm.generation_kwargs = {"detokenize": True}  # for a setting of vLLM's that reads the text

@@ -64,4 +64,4 @@ def test_a_recipe_exits_with_143_and_writes_no_final_model(tmp_path, monkeypatch
         main(None)
     assert stop.value.code == EXIT_CODE == 143
     assert left(tmp_path) == ["checkpoint-1"] and not (tmp_path / "model.safetensors").exists()
-    assert not made[0].player.envs
+    assert not made[0].envs

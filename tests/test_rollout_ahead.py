@@ -79,7 +79,7 @@ def gated(folder, then=lambda server: None):
     generate = server.generate
 
     def wait_and_generate(*args, **kwargs):
-        assert not trainer.player.engine._is_ahead or gate.wait(60)
+        assert not trainer.engine._is_ahead or gate.wait(60)
         return generate(*args, **kwargs)
 
     server.generate = wait_and_generate
@@ -181,7 +181,7 @@ def test_a_run_that_is_interrupted_ends_its_rollout_and_the_trainer_still_works(
             assert trainer.preempted and (tmp_path / "checkpoint-2").is_dir()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert not trainer.ahead.is_playing and not trainer.player.engine.stopped
+    assert not trainer.ahead.is_playing and not trainer.engine.stopped
     assert trainer.play([("train/0", 0)])[0].turns
 
 

@@ -9,6 +9,7 @@ import pytest
 from run_kit import logged
 from trainer_kit import make_episodes, make_trainer
 
+from epo_trl.methods import Comm
 from epo_trl.trainers.monitoring.run_health import RunHealth, watched_entropy
 
 GOOD = {"entropy": 1.0, "invalid": 0.05, "success": 0.6}
@@ -37,7 +38,7 @@ def walk(health, steps, first=0, *, played=0):
 
 
 def test_an_explosion_is_told_once_with_its_numbers():
-    flags, told = walk(RunHealth(warns=True), [GOOD] * 5 + [RANDOM] * 20)
+    flags, told = walk(RunHealth(Comm()), [GOOD] * 5 + [RANDOM] * 20)
     assert flags == [(0.0, 0.0)] * 14 + [(1.0, 0.0)] * 11
     (rl_step, text), *others = told
     assert (rl_step, others) == (14, [])
@@ -46,7 +47,7 @@ def test_an_explosion_is_told_once_with_its_numbers():
 
 
 def test_invalid_turns_are_told_as_what_they_are():
-    _, told = walk(RunHealth(warns=True), [GOOD] * 5 + [INVALID] * 20)
+    _, told = walk(RunHealth(Comm()), [GOOD] * 5 + [INVALID] * 20)
     # After n such steps the mean is 0.05 + 0.03 n, 20 points above the start at n = 7.
     assert [rl_step for rl_step, _ in told] == [11]
     text = told[0][1]
@@ -56,7 +57,7 @@ def test_invalid_turns_are_told_as_what_they_are():
 
 
 def test_a_collapse_is_told_once_with_its_numbers():
-    flags, told = walk(RunHealth(warns=True), [GOOD] * 10 + [STUCK] * 20)
+    flags, told = walk(RunHealth(Comm()), [GOOD] * 10 + [STUCK] * 20)
     # After n such steps the running means are entropy 1 - 0.09 n, success 0.6 - 0.04 n.
     assert flags == [(0.0, 0.0)] * 17 + [(0.0, 1.0)] * 13
     assert [rl_step for rl_step, _ in told] == [17]
@@ -67,14 +68,14 @@ def test_a_collapse_is_told_once_with_its_numbers():
 def test_it_is_told_again_only_after_ten_calm_steps(zeros, told_at):
     """The mean comes to 0.2 in step 12, is 0.19 in step 13 and 0.2 again in 14; then it is low for some steps."""
     invalid = [0.0] * 3 + [0.2] * 10 + [0.1, 0.3] + [0.0] * zeros + [1.0, 1.0]
-    flags, told = walk(RunHealth(warns=True), [{**GOOD, "invalid": share} for share in invalid])
+    flags, told = walk(RunHealth(Comm()), [{**GOOD, "invalid": share} for share in invalid])
     assert [step for step, (exploded, _) in enumerate(flags) if exploded] == [12, 14, zeros + 16]
     assert [rl_step for rl_step, _ in told] == told_at
 
 
 def test_another_process_counts_and_says_nothing():
     steps = [GOOD] * 10 + [STUCK] * 10 + [RANDOM] * 12
-    (flags, told), (others, silent) = (walk(RunHealth(warns=warns), steps) for warns in (True, False))
+    (flags, told), (others, silent) = (walk(RunHealth(Comm(index=i)), steps) for i in range(2))
     assert flags == others and len(told) == 2 and silent == []
 
 
@@ -82,9 +83,9 @@ def test_another_process_counts_and_says_nothing():
 def test_a_resumed_watch_says_the_same_as_one_that_was_never_stopped(at):
     """Written as JSON in the middle of a batch: after its rollout, before its end."""
     steps = [GOOD] * 10 + [STUCK] * 10 + [RANDOM] * 14 + [INVALID] * 6
-    flags, told = walk(RunHealth(warns=True), steps)
+    flags, told = walk(RunHealth(Comm()), steps)
     assert len(told) == 2 and flags.count((0.0, 0.0)) > 10
-    before, after = RunHealth(warns=True), RunHealth(warns=True)
+    before, after = RunHealth(Comm()), RunHealth(Comm())
     first = walk(before, steps[:at])
     play(before, steps[at])
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))

@@ -43,8 +43,8 @@ def test_sampling_from_a_part_of_the_distribution_warns(tmp_path, changes, names
 
 
 def first_tokens(trainer):
-    with trainer.player.engine.rollout(trainer.rules.context, 64):
-        responses, _ = trainer.player.engine._generate_turn([[5, 6, 7]] * 64)
+    with trainer.engine.rollout(trainer.rules.context, 64):
+        responses, _ = trainer.engine._generate_turn([[5, 6, 7]] * 64)
     return {response[0] for response in responses}
 
 
@@ -61,7 +61,7 @@ def test_a_rollout_ignores_the_sampling_settings_of_the_checkpoint(tmp_path):
 def test_an_evaluation_samples_from_the_full_distribution(tmp_path):
     trainer = make_trainer(tmp_path, model=make_model(), generation_kwargs={"typical_p": 0.01})
     config = copy.deepcopy(trainer.generation_config)
-    with trainer.player.engine.sampling(1.0, 0):
+    with trainer.engine.sampling(1.0, 0):
         assert len(first_tokens(trainer)) > 10
     assert len(first_tokens(trainer)) < 3, "training samples as the run says"
     assert trainer.generation_config == config and trainer.generation_kwargs["typical_p"] == 0.01
@@ -73,7 +73,7 @@ def test_an_evaluation_with_vllm_leaves_out_what_narrows_its_distribution(tmp_pa
     trainer.use_vllm, trainer.vllm_generation = True, LocalServer(trainer)
     trainer.vllm_generation.generation_kwargs, trainer.args.generation_kwargs = given, given
     trainer.vllm_generation.structured_outputs_regex = "a+"
-    with trainer.player.engine.sampling(1.0, 0):
+    with trainer.engine.sampling(1.0, 0):
         assert trainer.vllm_generation.generation_kwargs == {"detokenize": False}
         assert trainer.vllm_generation.structured_outputs_regex is None
     assert trainer.vllm_generation.generation_kwargs == given

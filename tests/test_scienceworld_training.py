@@ -51,7 +51,7 @@ def test_a_run_goes_on_when_a_jvm_is_killed_under_it(tmp_path):
     def kill_in_the_second_rollout(*arguments):
         calls.append(sorted(java_children()))
         if len(calls) == 3:  # its first turn: the games have begun, no action has been sent
-            os.kill(trainer.player.envs[1]._host._jvms[-1].process.pid, signal.SIGKILL)
+            os.kill(trainer.envs[1]._host._jvms[-1].process.pid, signal.SIGKILL)
         return generate(*arguments)
 
     trainer._generate_single_turn = kill_in_the_second_rollout

@@ -49,7 +49,7 @@ class RolloutAhead:
     """
 
     def __init__(self, trainer: Any):
-        self._trainer, self._engine, self.steps = trainer, trainer.player.engine, trainer.args.rollout_ahead
+        self._trainer, self._engine, self.steps = trainer, trainer.engine, trainer.args.rollout_ahead
         if not isinstance(self._engine, VllmServerEngine):
             raise InputError(
                 f"rollout_ahead: expected 0 with an engine that shares the trainer's devices or generates in lockstep, "

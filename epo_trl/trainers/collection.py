@@ -1,4 +1,4 @@
-"""Plays episodes with the current policy, collects the batches of a run, and selects their groups."""
+"""Collects the batches of a run, and selects their groups."""
 
 from __future__ import annotations
 
@@ -7,64 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tqdm.auto import tqdm
-
-from epo_trl.envs.base import Faults, TaskSuite, TextEnv
-from epo_trl.envs.border import close_all
+from epo_trl.envs.base import Faults, TaskSuite
 from epo_trl.methods import Comm, Group, Methods, Selection
-from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
+from epo_trl.rollout import RolloutTimes
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.generation import PolicyEngine
 from epo_trl.trainers.monitoring.rollout_metrics import group_metrics, rollout_metrics
 from epo_trl.types import Episode
-
-
-@dataclass
-class Player:
-    """Plays episodes in a pool of environments that grows on demand.
-
-    Args:
-        suite: Suite that creates the environments.
-        quiet: Whether to hide the progress bar.
-        most: Number of environments that an engine without a barrier uses at most.
-
-    Attributes:
-        engine: Engine that samples the policy's responses; set when TRL has loaded the policy.
-    """
-
-    suite: TaskSuite
-    quiet: bool
-    most: int
-    envs: list[TextEnv] = field(default_factory=list, init=False)
-    engine: PolicyEngine = field(init=False)
-
-    def play(
-        self,
-        tasks: Sequence[tuple[str, int]],
-        context: ContextBuilder,
-        settings: RolloutSettings,
-        *,
-        description: str = "episodes",
-        times: RolloutTimes | None = None,
-    ) -> list[Episode]:
-        """Plays one episode per `(task_id, seed)`. Collective: every rank must call it, even without tasks."""
-        envs = self.provide(len(tasks) if self.engine.in_step else min(len(tasks), self.most))
-        hidden = {"disable": True} if self.quiet else {}  # `disable: False` would override TQDM_DISABLE
-        with (
-            tqdm(total=len(tasks), desc=description, unit="episode", leave=False, **hidden) as bar,
-            self.engine.rollout(context, len(envs)),
-        ):
-            return play_episodes(envs, tasks, self.engine, context, settings, on_finished=bar.update, times=times)
-
-    def provide(self, count: int) -> list[TextEnv]:
-        """Returns that many environments, and creates those that are missing."""
-        while len(self.envs) < count:
-            self.envs.append(self.suite.make_env())
-        return self.envs[:count]
-
-    def close(self) -> None:
-        """Releases the environments and their processes. Playing again creates new ones."""
-        close_all(self.envs)
 
 
 @dataclass(slots=True)

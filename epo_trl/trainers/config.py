@@ -244,7 +244,12 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         self.num_generations_eval = 1
         if self.greater_is_better is None and (self.metric_for_best_model or "").rpartition("/")[2] in LOWER_IS_BETTER:
             self.greater_is_better = False
-        self._post_init_of_trl()
+        groups = self.num_generations
+        if self.has_critic and groups == 1:  # TRL rejects groups of one in its config alone; any divisor is valid
+            steps = self.steps_per_generation or self.gradient_accumulation_steps
+            self.num_generations = self.generation_batch_size or self.per_device_train_batch_size * steps
+        GRPOConfig.__post_init__(self)
+        self.num_generations = groups
         check_training_arguments(self)
         build_methods(self, critic=self.has_critic)  # checks them
         if self.loss_type == "cispo" and not (self.epsilon if self.epsilon_high is None else self.epsilon_high) >= 1:
@@ -262,9 +267,6 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
                 "learning_rate and epo_lambda by that factor (docs/methods.md)",
                 stacklevel=3,
             )
-
-    def _post_init_of_trl(self) -> None:
-        GRPOConfig.__post_init__(self)
 
     @property
     def micro_steps_per_rl_step(self) -> int:

@@ -21,18 +21,20 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 
 from epo_trl.devices import return_freed_memory
-from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.envs.border import close_all
 from epo_trl.errors import InputError, spelled
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.methods import Batch, MicroBatch, TokenScores
 from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import freeze_unread, settle_experts, turn_off_noise
-from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes
+from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
 from epo_trl.runs.callbacks import use_short_progress
 from epo_trl.runs.checkpoint_files import step_of
 from epo_trl.runs.guards import TooManyAborted, UpdateGuard, check_skipped, first_errors, spread_nonfinite
@@ -47,8 +49,7 @@ from epo_trl.trainers.engines import make_engine, starting
 from epo_trl.trainers.evaluator import Evaluator, scalars
 from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
-from epo_trl.trainers.monitoring.run_health import RunHealth
-from epo_trl.trainers.monitoring.zero_signal import Streak, ZeroSignalMonitor
+from epo_trl.trainers.monitoring.run_health import RunHealth, Streak
 from epo_trl.trainers.setup import (
     check_context_fits,
     divide,
@@ -103,7 +104,7 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
     ):
         args = args if args is not None else EPOConfig("epo-trl")
         setup = set_up(model, suite, args, train_dataset, processing_class, reward_funcs, kwargs, self.has_critic)
-        self.suite, self.rules, self.methods, self.player = setup.suite, setup.rules, setup.methods, setup.player
+        self.suite, self.rules, self.methods, self.envs = setup.suite, setup.rules, setup.methods, setup.envs
 
         test_lists = {name: Dataset.from_dict({"prompt": tasks}) for name, tasks in setup.test_tasks.items()}
         with starting(args), keeping_reference(self, args):
@@ -127,19 +128,18 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         ranks, group_size = ranks_of(self.accelerator), self.num_generations
         self.ranks = ranks
         self.rollout_func = lambda prompts, trainer: trainer.step.to_rollout_output()
-        self.player.engine = engine = make_engine(self)
+        self.engine = make_engine(self)
         self.collector = Collector(
             self.suite, self.methods, ranks, setup.train_dataset["prompt"], args, group_size, self.eos_token_ids
         )
         passes = divide(args, self.model, self.accelerator)
         self.scorer = RowScorer(self.accelerator.autocast, *passes, args.per_device_train_batch_size, self.methods)
-        self.evaluator = Evaluator(engine, self.rules, setup.test_tasks, suite.name, args, ranks)
+        self.evaluator = Evaluator(self.engine, self.rules, setup.test_tasks, suite.name, args, ranks)
         self.samples = EpisodeSamples(args, self.processing_class, ranks, group_size)
-        self.health = RunHealth(warns=ranks.index == 0)
+        self.health = RunHealth(ranks)
         self.ahead = RolloutAhead(self) if args.rollout_ahead else None
         self.last_episodes: list[Episode] = []
         self.last_reports: list[EvalReport] = []
-        self._zero_signal = ZeroSignalMonitor(ranks)
         self._to_print: list[Episode] = []
         self._aborts = Streak(1)  # RL steps with aborted episodes
         self.rl_step, self.update_seconds = 0, 0.0
@@ -174,14 +174,26 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         """
         if self.ahead:
             self.ahead.wait()
-        rules = self.rules
-        return self.player.play(
-            tasks, context or rules.context, settings or rules.settings, description=description, times=times
-        )
+        args, context, settings = self.args, context or self.rules.context, settings or self.rules.settings
+        batch = max(args.per_device_train_batch_size * args.steps_per_generation, args.per_device_eval_batch_size)
+        envs = self.provide_envs(len(tasks) if self.engine.in_step else min(len(tasks), batch))
+        # `disable: False` would override TQDM_DISABLE.
+        hidden = {"disable": True} if args.disable_tqdm or args.process_index else {}
+        with (
+            tqdm(total=len(tasks), desc=description, unit="episode", leave=False, **hidden) as bar,
+            self.engine.rollout(context, len(envs)),
+        ):
+            return play_episodes(envs, tasks, self.engine, context, settings, on_finished=bar.update, times=times)
+
+    def provide_envs(self, count: int) -> list[TextEnv]:
+        """Returns that many environments, and creates those that are missing."""
+        while len(self.envs) < count:
+            self.envs.append(self.suite.make_env())
+        return self.envs[:count]
 
     def close_envs(self) -> None:
         """Releases the environments and their processes. A later rollout creates new ones."""
-        self.player.close()
+        close_all(self.envs)
 
     def _collect(self, tasks: Sequence[str]) -> Collected:
         """Plays a batch, stops the run if too many episodes were aborted, and logs the metrics of the batch."""
@@ -253,8 +265,7 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         batch = self._method_batch(step, output)
         advantages = self._advantages(step, batch)
         assert step.num_episodes is not None
-        success = self.pending_metrics["env/success_rate"][-1]
-        self._zero_signal.end_batch(step.num_episodes, advantages, self.rl_step, success)
+        self.health.add_credit(step.num_episodes, advantages, self.rl_step)
         self.samples.begin(step.episodes, self.rl_step, self.total_rl_steps)
         output["advantages"] = step.modify(self.methods, advantages, batch)
         return {**output, "row": torch.arange(len(step.rows))}
@@ -521,7 +532,7 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         super()._load_best_model()
         if os.path.isdir(best := str(self.state.best_model_checkpoint)):  # otherwise the last weights stay
             self.best_step = step_of(best)
-        self.player.engine.weights_changed()
+        self.engine.weights_changed()
 
     # --- Evaluation and logs -----------------------------------------------------------------------------------
 

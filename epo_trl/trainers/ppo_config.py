@@ -62,11 +62,3 @@ class EPOPPOConfig(EPOConfig):
         if self.critic == "value_head" and self.critic_use_peft:
             raise InputError("critic_use_peft: expected False with critic='value_head', got True")
         super().__post_init__()
-
-    def _post_init_of_trl(self) -> None:
-        """Hides groups of one from TRL, which rejects them in its config alone."""
-        groups, steps = self.num_generations, self.steps_per_generation or self.gradient_accumulation_steps
-        if groups == 1:  # any divisor of the batch is valid
-            self.num_generations = self.generation_batch_size or self.per_device_train_batch_size * steps
-        super()._post_init_of_trl()
-        self.num_generations = groups

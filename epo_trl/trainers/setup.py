@@ -12,7 +12,7 @@ from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 
 from epo_trl.bounds import copy_options
-from epo_trl.envs.base import TaskSuite
+from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
@@ -25,7 +25,6 @@ from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.rollout.demonstrations import few_shot_of
 from epo_trl.runs.run_settings import uses_zero3
 from epo_trl.scoring.turn_forward import Passes
-from epo_trl.trainers.collection import Player
 from epo_trl.trainers.config import CPU_TOKENS, GPU_TOKENS, EPOConfig
 from epo_trl.trainers.support import check_supported
 
@@ -92,7 +91,7 @@ class Setup(NamedTuple):
 
     methods: Methods
     suite: TaskSuite  # in worker processes if configured
-    player: Player
+    envs: list[TextEnv]
     train_dataset: Dataset  # with a task id as `prompt`
     test_tasks: dict[str, list[str]]  # by list
     tokenizer: Any
@@ -146,11 +145,9 @@ def set_up(
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     if args.env_workers:
         suite = PooledSuite(suite, PoolSettings(args.env_workers, args.env_step_seconds))
-    most = max(args.per_device_train_batch_size * args.steps_per_generation, args.per_device_eval_batch_size)
-    player = Player(suite, quiet=args.disable_tqdm or args.process_index != 0, most=most)
-    (env,) = player.provide(1)
+    env = suite.make_env()
     check_first_task(env, train_dataset[0]["prompt"], args.seed, rules.context, rules.protocol)
-    return Setup(methods, suite, player, train_dataset, test_tasks, tokenizer, rules)
+    return Setup(methods, suite, [env], train_dataset, test_tasks, tokenizer, rules)
 
 
 def check_test_tasks(lists: Mapping[str, Sequence[str]], suite: str) -> None:

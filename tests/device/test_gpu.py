@@ -223,8 +223,8 @@ def test_a_head_of_150_000_columns_is_exact_to_bfloat16_without_all_logits(name)
 def test_the_engine_decodes_greedily_what_plain_generate_does(tmp_path, context):
     model = make_qwen(len(toy_tokenizer()))
     trainer = make_trainer(tmp_path, model=model, context=context, max_turns=4, max_completion_length=10)
-    assert trainer.player.engine.in_step
-    with trainer.player.engine.sampling(0.0, seed=0):
+    assert trainer.engine.in_step
+    with trainer.engine.sampling(0.0, seed=0):
         episodes = trainer.play([(f"train/{i}", 0) for i in range(6)])
     settings = trainer.generation_config
     ends = {"eos_token_id": settings.eos_token_id, "pad_token_id": settings.pad_token_id}

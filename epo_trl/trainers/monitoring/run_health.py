@@ -1,14 +1,32 @@
-"""Warnings and metrics for a run that explodes or collapses, as defined in `epo_trl.evaluation.outcomes`."""
+"""Warnings of a run that explodes or collapses, as `epo_trl.evaluation.outcomes` defines it, or has no signal."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from epo_trl.evaluation.outcomes import COLLAPSED_RATIO, EXPLODED_RATIO, WINDOW, Collapse, Explosion, RollingSeries
+from epo_trl.methods import Comm
+
+PATIENCE = 3  # number of consecutive RL steps with equal rewards before a warning
+
+
+@dataclass
+class Streak:
+    """Counts consecutive RL steps in which a condition holds."""
+
+    length: int  # of a streak, in RL steps
+    _steps: int = field(default=0, init=False)
+
+    def add(self, holds: bool) -> bool:
+        """Adds an RL step; returns whether the streak has just reached its length, once per streak."""
+        self._steps = self._steps + 1 if holds else 0
+        return self._steps == self.length
 
 
 def watched_entropy(metrics: Mapping[str, float]) -> float:
@@ -52,14 +70,29 @@ def collapse_warning(rl_step: int, watch: Collapse) -> str:
     )
 
 
-class RunHealth:
-    """Monitors the metrics of a run, and warns once when it explodes or collapses.
+def equal_rewards_warning(rl_step: int, success: float) -> str:
+    """Returns the warning for a streak of equal rewards, with advice by the share of solved episodes."""
+    advice = "use harder tasks, or stop here"
+    if success != 1:
+        advice = (
+            "start from a policy that solves some of the tasks (warm start: recipes/sft.py), play more episodes per "
+            "task (num_generations), use easier tasks or more turns, or reward partial progress (env_reward_weight)"
+        )
+    return (
+        f"In each of the last {PATIENCE} RL steps (up to {rl_step}) the episodes that are compared got equal rewards, "
+        f"{success:.0%} of them solved, so rewards give no gradient: {advice}."
+    )
 
-    It warns again after `WINDOW` RL steps without the condition. One process `warns`.
+
+class RunHealth:
+    """Monitors a run, and warns once when it explodes or collapses, and once per streak of RL steps without a signal.
+
+    It warns of an explosion or a collapse again after `WINDOW` RL steps without it. The first process warns.
     """
 
-    def __init__(self, *, warns: bool):
-        self._warns = warns
+    def __init__(self, ranks: Comm):
+        self._ranks = ranks
+        self._equal_rewards, self._empty_batches = Streak(PATIENCE), Streak(1)
         self._explosion, self._collapse = Explosion(), Collapse()
         self._calm = {"exploded": WINDOW, "collapsed": WINDOW}  # RL steps since the condition last held
         self._invalid = self._success = math.nan  # of the current batch
@@ -68,14 +101,35 @@ class RunHealth:
         """Adds the metrics of a collected batch, equal on all ranks."""
         self._invalid, self._success = metrics["env/invalid_actions"], metrics["env/success_rate"]
 
+    def add_credit(self, num_episodes: Tensor, advantages: Tensor, rl_step: int) -> None:
+        """Adds the credit of a batch. Collective.
+
+        Args:
+            num_episodes: Number of episodes with a token in the loss, over all ranks.
+            advantages: (B, T) advantages of this rank: all 0 if all rewards that are compared are equal.
+            rl_step: Index of the RL step.
+        """
+        is_equal = not self._ranks.sum((advantages.abs() > 1e-4).sum().float())
+        if self._equal_rewards.add(is_equal and bool(num_episodes)):
+            self._warn(equal_rewards_warning(rl_step, self._success))
+        if self._empty_batches.add(not num_episodes):
+            self._warn(
+                f"No token of RL step {rl_step} is trained on: see env/aborted, rollout/cut_responses (raise "
+                "max_completion_length or set mask_truncated_completions to false) and rollout/left_out_groups."
+            )
+
+    def _warn(self, text: str) -> None:
+        if self._ranks.index == 0:
+            warnings.warn(text, stacklevel=3)
+
     def end_rl_step(self, metrics: Mapping[str, float], rl_step: int) -> dict[str, float]:
         """Returns the metrics of the run's health, 0 or 1 each, from those of the methods."""
         exploded = self._explosion.add(metrics.get("entropy/all_tokens", math.nan), self._invalid)
         collapsed = self._collapse.add(watched_entropy(metrics), self._success)
-        if self._begins("exploded", exploded) and self._warns:
-            warnings.warn(explosion_warning(rl_step, self._explosion), stacklevel=2)
-        if self._begins("collapsed", collapsed) and self._warns:
-            warnings.warn(collapse_warning(rl_step, self._collapse), stacklevel=2)
+        if self._begins("exploded", exploded):
+            self._warn(explosion_warning(rl_step, self._explosion))
+        if self._begins("collapsed", collapsed):
+            self._warn(collapse_warning(rl_step, self._collapse))
         return {"run/exploded": float(exploded), "run/collapsed": float(collapsed)}
 
     def _begins(self, what: str, holds: bool) -> bool:
