@@ -159,11 +159,12 @@ class LongRun(Trainer):
         with run_lock(self.args), self._sigterm.listening():
             checkpoint = self._checkpoint(resume_from_checkpoint)
             self._has_trained = True
-            self.args.eval_on_start &= checkpoint is None
-            callbacks = list(self.callback_handler.callbacks)
+            evaluate, callbacks = self.args.eval_on_start, list(self.callback_handler.callbacks)
+            self.args.eval_on_start = evaluate and checkpoint is None
             try:
                 return super().train(checkpoint, *args, **kwargs)
             finally:
+                self.args.eval_on_start = evaluate
                 if self._nothing_left:
                     self.callback_handler.callbacks = callbacks
 
