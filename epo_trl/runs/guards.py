@@ -37,15 +37,10 @@ def spread_nonfinite(loss: Tensor) -> Tensor:
 
 @dataclass
 class UpdateGuard:
-    """Counts skipped updates.
+    """Counts skipped updates."""
 
-    Args:
-        limit: Number of consecutive skipped updates that ends the run.
-        output_dir: The run's folder; the batch of the last skipped update is saved in `_nonfinite` there.
-    """
-
-    limit: int
-    output_dir: str
+    limit: int  # number of consecutive skipped updates that ends the run
+    output_dir: str  # the batch of the last one is saved in `_nonfinite` there
     skipped: int = field(default=0, init=False)
     in_a_row: int = field(default=0, init=False)
     losses: list[Tensor] = field(default_factory=list, init=False)  # of the micro-batches, for the error message

@@ -24,21 +24,13 @@ from epo_trl.scoring.turn_layout import TurnBatch, TurnLayout, cut_turns
 
 @dataclass(frozen=True)
 class RowScorer:
-    """Scores rows of episodes turn by turn.
+    """Scores rows of episodes turn by turn."""
 
-    Args:
-        autocast: Factory of the context manager of a forward pass.
-        passes: Division of a micro-batch into forward passes with gradient.
-        without_gradient: Division of a batch into forward passes without gradient.
-        rows: Number of rows of a micro-batch.
-        methods: The methods, with their statistics of the LM head.
-    """
-
-    autocast: Callable[[], AbstractContextManager[Any]]
-    passes: Passes
-    without_gradient: Passes
-    rows: int
-    methods: Methods
+    autocast: Callable[[], AbstractContextManager[Any]]  # of a forward pass
+    passes: Passes  # of a micro-batch, with gradient
+    without_gradient: Passes  # of a batch
+    rows: int  # of a micro-batch
+    methods: Methods  # with their statistics of the LM head
 
     def score(
         self,

@@ -45,34 +45,20 @@ class Collector:
 
     A group that a method replaces is discarded, and another task is played instead, in at most `max_resamples` rounds.
     The replacement tasks depend only on the run's seed and the RL step, so a resumed run draws the same ones. The
-    episodes of groups that a method leaves out are marked as `left_out`.
-
-    Args:
-        suite: Suite of the tasks.
-        methods: Methods that assign turn rewards and select groups.
-        ranks: Communication with the other processes.
-        spare_tasks: Tasks from which replacements are drawn.
-        args: Configuration of the trainer.
-        group_size: Number of episodes per task. The episodes of a group are adjacent in the list over all ranks.
-        end_ids: Tokens that end a response.
+    episodes of groups that a method leaves out are marked as `left_out`. The `group_size` episodes of a task are
+    adjacent in the list over all ranks.
     """
 
     suite: TaskSuite
     methods: Methods
     ranks: Comm
-    spare_tasks: Sequence[str]
+    spare_tasks: Sequence[str]  # from which replacements are drawn
     args: EPOConfig
     group_size: int
-    end_ids: Sequence[int]
+    end_ids: Sequence[int]  # tokens that end a response
 
     def play(self, tasks: Sequence[str], play: Callable[..., list[Episode]], played: Played) -> list[Episode]:
-        """Plays one episode per task, adds them to `played` and returns them.
-
-        Args:
-            tasks: Tasks of this rank.
-            play: See `EPOTrainer.play`.
-            played: What was played for the batch so far.
-        """
+        """Plays one episode per task by `EPOTrainer.play`, adds them to those of the batch, and returns them."""
         faults_before = self.suite.faults()
         # One seed for all: the members of a group start from the identical state on every rank.
         episodes = play([(task, self.args.seed) for task in tasks], description="rollout", times=played.times)

@@ -46,7 +46,7 @@ from epo_trl.trainers.ahead import RolloutAhead
 from epo_trl.trainers.collection import Collected, Collector, episode_return
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.engines import make_engine, starting
-from epo_trl.trainers.evaluator import Evaluator, scalars
+from epo_trl.trainers.evaluator import Evaluator
 from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth, Streak
@@ -539,20 +539,21 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Evaluates on the fixed test lists and returns the metrics; logs them unless the best weights were loaded.
+        """Evaluates on the fixed test lists and returns the metrics, as `<metric_key_prefix>_<list>/<name>`.
 
-        Args:
-            eval_dataset: Must be `None`; the lists are the suite's.
-            ignore_keys: Accepted for compatibility with TRL.
-            metric_key_prefix: Prefix of the metric names.
+        Logs them unless the best weights were loaded. The other arguments are those of TRL, and have no effect.
         """
         check_arguments({"eval_dataset": eval_dataset})
         if self.ahead:
             self.ahead.wait()  # its rollouts have the settings of training
         training = self.model.training
         self.model.eval()
-        self.last_reports = self.evaluator.reports(self.play, self.step_of_weights)
-        metrics = scalars(self.last_reports, metric_key_prefix)
+        self.last_reports = reports = self.evaluator.reports(self.play, self.step_of_weights)
+        metrics = {
+            f"{metric_key_prefix}_{report.split}/{name}": value
+            for report in reports
+            for name, value in report.scalars().items()
+        }
         if self.best_step is None:  # that of the best weights was logged at their step
             self.log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

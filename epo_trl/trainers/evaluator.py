@@ -22,20 +22,11 @@ from epo_trl.types import Episode, StopReason
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Periodic evaluation. Its sampling has a separate seed and leaves the random state of training unchanged.
-
-    Args:
-        engine: Engine that samples the policy's responses.
-        rules: Rules of the rollout, including the evaluation protocol.
-        tasks: Task ids of each list.
-        suite_name: Name of the task suite.
-        args: Configuration of the trainer.
-        ranks: Processes over which a list is distributed.
-    """
+    """Periodic evaluation. Its sampling has a separate seed and leaves the random state of training unchanged."""
 
     engine: PolicyEngine
     rules: RolloutRules
-    tasks: Mapping[str, Sequence[str]]
+    tasks: Mapping[str, Sequence[str]]  # by list
     suite_name: str
     args: EPOConfig
     ranks: Comm
@@ -97,8 +88,3 @@ class Evaluator:
             content = {"step": step, "reports": [report.to_dict() for report in reports]}
             write_state(report_file(self.args.output_dir, step), content)
         return reports
-
-
-def scalars(reports: Sequence[EvalReport], prefix: str) -> dict[str, float]:
-    """Returns the metrics of the reports, as `<prefix>_<split>/<name>`."""
-    return {f"{prefix}_{one.split}/{name}": value for one in reports for name, value in one.scalars().items()}

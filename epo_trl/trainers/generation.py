@@ -39,17 +39,9 @@ class RequestSeeds:
 
 
 class PolicyEngine(Engine):
-    """An engine that samples from the policy of a trainer, at the trainer's settings.
+    """An engine that samples from the policy of a trainer, at the trainer's settings."""
 
-    Args:
-        trainer: Trainer whose policy, settings and back end are used.
-
-    Attributes:
-        part: Name of the part of the run that a rollout is for, if it is not the trainer's RL step.
-        is_evaluating: Whether the rollouts are those of an evaluation.
-    """
-
-    part = ""
+    part = ""  # of the run that a rollout is for, if it is not the trainer's RL step
     is_evaluating = False
 
     def __init__(self, trainer: GRPOTrainer):

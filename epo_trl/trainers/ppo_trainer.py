@@ -1,13 +1,4 @@
-"""PPO with a critic over many turns (arXiv 1707.06347), on top of EPOTrainer.
-
-Overrides, always around `super()`:
-
-- `_method_batch`, `_advantages`: values of the collected batch for the credit; whitened advantages, 0 if all outcomes
-  are equal;
-- `_terms`: the value loss, from the values of the same forward pass;
-- `create_optimizer`, `create_scheduler`, `_clip_grad_norm`: separate learning rate, warm-up and clipping of the critic;
-- `_save`, `_load_from_checkpoint`, `_load_best_model`: separate file of the critic.
-"""
+"""PPO with a critic over many turns (arXiv 1707.06347), on top of EPOTrainer."""
 
 from __future__ import annotations
 

@@ -33,15 +33,7 @@ TEST_SPLITS = ("iid", "ood")
 
 @dataclass(frozen=True, slots=True)
 class RolloutRules:
-    """Rules of an episode.
-
-    Args:
-        context: Builder of the training prompts.
-        settings: Turn limit and rewards of training.
-        protocol: Evaluation protocol.
-        eval_context: Builder of the protocol's prompts.
-        eval_settings: Turn limit of the protocol.
-    """
+    """Rules of an episode in training, and in evaluation by the protocol."""
 
     context: ContextBuilder
     settings: RolloutSettings

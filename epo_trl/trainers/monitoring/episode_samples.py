@@ -86,9 +86,8 @@ class EpisodeSamples:
         samples = {str(i): json.dumps(sample.to_dict()) for i, sample in self._samples.items()}
         return {"rl_step": self._rl_step, "samples": samples}
 
-    def load_state(self, state: Mapping[str, Any] | None) -> None:
-        """Restores the state returned by `state`; `None` resets it."""
-        state = state or {"rl_step": None, "samples": {}}
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restores the state returned by `state`."""
         self._rl_step = state["rl_step"]
         self._samples = {int(i): Sample.from_dict(json.loads(sample)) for i, sample in state["samples"].items()}
 
