@@ -114,34 +114,14 @@ def keeping_base(model: Any) -> Iterator[None]:
 
     PEFT subtracts what it has added. In bf16 both are rounded, so the base would change with every merge.
     """
-    if not hasattr(model, "peft_config"):
-        yield
-        return
-    merge, unmerge = model.merge_adapter, model.unmerge_adapter
-    kept: list[tuple[Any, str, Any, torch.Tensor | None]] = []
-
-    def keep_and_merge(*args: Any, **kwargs: Any) -> None:  # under ZeRO-3, the caller has gathered the weights
-        for layer in filter(is_adapted, model.modules()):
-            base = layer.get_base_layer()
-            kept.extend(
-                (base, name, weight, weight.data.clone() if weight.is_floating_point() else None)
-                for name, weight in base.named_parameters(recurse=False)
-            )
-        merge(*args, **kwargs)
-
-    def unmerge_and_restore() -> None:
-        unmerge()
-        for base, name, weight, value in kept:
-            setattr(base, name, weight)  # a quantized weight is replaced, others change in place
-            if value is not None:
-                weight.data.copy_(value)
-        kept.clear()
-
-    model.merge_adapter, model.unmerge_adapter = keep_and_merge, unmerge_and_restore
-    try:
-        yield
-    finally:
-        del model.merge_adapter, model.unmerge_adapter
+    bases = [layer.get_base_layer() for layer in model.modules() if is_adapted(layer)]
+    weights = [(base, *named) for base in bases for named in base.named_parameters(recurse=False)]
+    values = [weight.data.clone() if weight.is_floating_point() else None for *_, weight in weights]
+    yield
+    for (base, name, weight), value in zip(weights, values, strict=True):
+        setattr(base, name, weight)  # a quantized weight is replaced, others change in place
+        if value is not None:
+            weight.data.copy_(value)
 
 
 def _untie(model: Any) -> None:

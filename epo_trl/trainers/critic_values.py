@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from epo_trl.devices import to_device
 from epo_trl.envs.border import error_text
@@ -73,9 +74,7 @@ def final_values(
     for start in range(0, len(states), size):
         part = states[start : start + size]
         lengths = torch.tensor([max(len(state), 1) for state in part])
-        ids = torch.zeros(len(part), int(lengths.max()), dtype=torch.long)
-        for row, state in zip(ids, part, strict=True):
-            row[: len(state)] = torch.tensor(state, dtype=torch.long)
+        ids = pad_sequence([torch.tensor(state or [0]) for state in part], batch_first=True)
         with autocast():
             state_values = model(input_ids=to_device(ids, device), values_only=True).state_values
         cut_off = torch.tensor([bool(state) for state in part])
