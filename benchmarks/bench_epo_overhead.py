@@ -58,7 +58,7 @@ class Compared(EPOTrainer):
 
     def _loss(self, way: str, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         if way == TRL:
-            part = self.step.part(inputs, self._loss_scale())
+            part = self.step.part(inputs, self.args, self.current_gradient_accumulation_steps)
             scores, _ = self.scorer.score(model, part.input_ids, part.layout)
             scored = Scored(scores.logps, scores.entropy, None)
             return GRPOTrainer.compute_loss(self, scored, inputs, *args, **kwargs)

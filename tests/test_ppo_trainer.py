@@ -267,7 +267,7 @@ def test_old_log_probs_and_values_are_those_of_the_collecting_policy_in_every_ep
 
     def spy(model, inputs, *args, **kwargs):
         loss = original(model, inputs, *args, **kwargs)
-        part = trainer.step.part(inputs, trainer._loss_scale())
+        part = trainer.step.part(inputs, trainer.args, trainer.current_gradient_accumulation_steps)
         with torch.no_grad():
             again = trainer.scorer.values(trainer.model, part.input_ids, part.layout)
             now = trainer.scorer.score(trainer.model, part.input_ids, part.layout)[0].logps

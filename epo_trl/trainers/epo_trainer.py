@@ -57,7 +57,7 @@ from epo_trl.trainers.setup import (
     ranks_of,
     set_up,
 )
-from epo_trl.trainers.step import LossScale, Part, RLStep
+from epo_trl.trainers.step import Part, RLStep
 from epo_trl.trainers.support import check_arguments, check_policy
 from epo_trl.types import Episode
 
@@ -296,7 +296,7 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         of the whole batch, however the batch is split.
         """
         step = self.step
-        part = step.part(inputs, self._loss_scale())
+        part = step.part(inputs, self.args, self.current_gradient_accumulation_steps)
         scores, aux_loss = self.scorer.score(
             model,
             part.input_ids,
@@ -313,11 +313,11 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         scored = Scored(logps, scores.entropy, aux_loss)
         loss = super().compute_loss(scored, weighted, return_outputs, num_items_in_batch)
         micro = self._micro_batch(part, scores)
-        if step.passes < self.args.steps_per_generation:  # the first pass over these rows
+        if step.micro_batches_done < self.args.steps_per_generation:  # the first pass over these rows
             observed = micro if part.behaviour is None else self._micro_batch(part, part.behaviour)
             self.methods.observe(observed)
             self.samples.add_entropy(part.rows, part.layout.sampled, observed.entropy)
-        step.passes += 1
+        step.micro_batches_done += 1
         for term in self._terms(part, micro, scores):
             loss = loss + term.to(loss.dtype)
         return spread_nonfinite(loss)
@@ -343,27 +343,18 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
             turn_ids=part.turn_ids,
             mask=part.mask,
             num_episodes=part.num_episodes,
-            policy_mean=lambda values: (part.token_weights * values).sum() / part.scale.of_update,
+            policy_mean=lambda values: (part.token_weights * values).sum() / part.update_factor,
             rl_step=self.rl_step,
             total_rl_steps=self.total_rl_steps,
             statistics=scores.statistics,
             compute_dtype=dtype,
         )
 
-    def _loss_scale(self) -> LossScale:
-        return LossScale(
-            self.loss_type,
-            parts=self.args.steps_per_generation,
-            processes=self.accelerator.num_processes,
-            passes=self.current_gradient_accumulation_steps,
-            response_tokens=self.max_completion_length,
-        )
-
     def _terms(self, part: Part, micro: MicroBatch, scores: TokenScores) -> Iterator[Tensor]:
         """Yields the terms added to the policy loss. Subclasses add further terms here."""
         term = self.methods.loss(micro, part.annotations)
         if term is not None:
-            yield part.scale.of_update * term  # the methods' terms are parts of means over the batch
+            yield part.update_factor * term  # the methods' terms are parts of means over the batch
 
     # --- RL steps ----------------------------------------------------------------------------------------------
 

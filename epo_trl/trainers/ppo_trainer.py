@@ -117,7 +117,7 @@ class EPOPPOTrainer(EPOTrainer):
         losses = torch.where(targets.points, losses * (1.0 if targets.weights is None else targets.weights), 0.0)
         counts = [losses.detach().sum(), (clipped & targets.points).sum(), targets.points.sum()]
         sums += torch.stack([count.double() for count in counts])
-        mean = part.scale.of_update * losses.sum() / targets.count.clamp(min=1)
+        mean = part.update_factor * losses.sum() / targets.count.clamp(min=1)
         # Values outside the points take part with weight 0, so that every rank uses every parameter of the critic.
         yield self.args.value_coef * (mean + 0.0 * values.sum())
 

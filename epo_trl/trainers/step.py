@@ -7,7 +7,7 @@
     batch = step.batch(inputs, ...)              # what the methods assign advantages to
     advantages = methods.credit(batch).advantages
     advantages = step.modify(methods, advantages, batch)
-    part = step.part(inputs, scale)              # for each micro-batch: what its loss reads
+    part = step.part(inputs, args, passes)       # for each micro-batch: what its loss reads
 
 TRL's batch is a dict of tensors, which TRL shuffles and splits into micro-batches. It has one tensor of ours, `row`:
 the index of each row in the RL step, where all else stays.
@@ -31,6 +31,7 @@ from epo_trl.rollout import ContextBuilder, episode_to_row
 from epo_trl.rollout.rows import Row
 from epo_trl.scoring.row_scorer import RowScorer
 from epo_trl.scoring.turn_layout import TurnLayout
+from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_within_groups
 from epo_trl.types import Episode
 
@@ -60,7 +61,7 @@ class RLStep:
         targets: What the critic is trained on.
         value_sums: Sums over the micro-batches: the value loss, the number of clipped values, that of decision points.
         annotations: (B, T) tensors of the rows, by method and name.
-        passes: Number of micro-batches whose loss was computed.
+        micro_batches_done: Number of micro-batches whose loss was computed.
     """
 
     episodes: list[Episode]
@@ -78,7 +79,7 @@ class RLStep:
     targets: ValueTargets | None = None
     value_sums: Tensor | None = None
     annotations: Annotations = field(default_factory=dict)
-    passes: int = 0
+    micro_batches_done: int = 0
 
     # --- When a batch is collected -------------------------------------------------------------------------------
 
@@ -202,8 +203,8 @@ class RLStep:
 
     # --- In the loss ---------------------------------------------------------------------------------------------
 
-    def part(self, inputs: Inputs, scale: LossScale) -> Part:
-        """Returns the rows of a micro-batch of TRL's."""
+    def part(self, inputs: Inputs, args: EPOConfig, passes: int) -> Part:
+        """Returns the rows of a micro-batch of TRL's, one of so many `passes` of an optimizer step."""
         assert self.num_episodes is not None
         rows, device = inputs["row"].cpu(), inputs["advantages"].device  # a resumed batch is on the device as a whole
         layout, on_device = self.layout.rows(rows), to_device(rows, device)
@@ -213,7 +214,9 @@ class RLStep:
 
         return Part(
             inputs=inputs,
-            scale=scale,
+            args=args,
+            passes=passes,
+            processes=self.ranks.count,
             num_episodes=self.num_episodes,
             rows=rows.tolist(),
             layout=layout,
@@ -227,7 +230,7 @@ class RLStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what the loss reads, as tensors in dicts. TRL's batch is saved beside it."""
-        names = ("layout", "num_episodes", "scores", "targets", "value_sums", "annotations", "passes")
+        names = ("layout", "num_episodes", "scores", "targets", "value_sums", "annotations", "micro_batches_done")
         return {name: _plain(getattr(self, name)) for name in names}
 
     @classmethod
@@ -270,7 +273,9 @@ class Part:
 
     Args:
         inputs: TRL's tensors of the rows.
-        scale: Scale of the policy loss.
+        args: Configuration of the trainer.
+        passes: Number of micro-batches of this optimizer step.
+        processes: Number of processes, over which gradients are averaged.
         num_episodes: Of the whole batch.
         rows: Indices of the rows in the RL step.
         layout: Turns of the rows.
@@ -281,7 +286,9 @@ class Part:
     """
 
     inputs: Inputs
-    scale: LossScale
+    args: EPOConfig
+    passes: int
+    processes: int
     num_episodes: Tensor
     rows: Sequence[int]
     layout: TurnLayout
@@ -306,14 +313,19 @@ class Part:
         return logps.detach() if old is None else old
 
     @property
+    def update_factor(self) -> float:
+        """Factor on a part of a mean over the collected batch, of which an optimizer step uses a part."""
+        return self.args.steps_per_generation / self.passes * self.processes
+
+    @property
     def row_factor(self) -> Tensor | float:
         """Factor that makes TRL's mean over rows a mean over the episodes with a token in the loss.
 
         It is the number of rows in the batches of all ranks, divided by that of those episodes; 1 for other losses.
         """
-        if self.scale.loss_type not in _ROW_MEANS:
+        if self.args.loss_type not in _ROW_MEANS:
             return 1.0
-        return len(self.rows) * self.scale.parts * self.scale.processes / self.num_episodes.clamp(min=1)
+        return len(self.rows) * self.args.steps_per_generation * self.processes / self.num_episodes.clamp(min=1)
 
     @property
     def token_weights(self) -> Tensor:
@@ -321,45 +333,21 @@ class Part:
 
         If all ratios are 1, `-(weights * advantages).sum()` has the value of the loss, for the losses with a ratio.
         """
-        mask, kind, passes = self.mask, self.scale.loss_type, self.scale.passes
+        mask, kind, passes = self.mask, self.args.loss_type, self.passes
         if kind in ("cispo", "dapo", "vespo"):  # over the tokens of the whole batch, of which an update uses a part
-            tokens = self.inputs["num_items_in_batch"].clamp(min=1.0) / self.scale.processes
-            weights = mask / (tokens * passes / self.scale.parts)
+            tokens = self.inputs["num_items_in_batch"].clamp(min=1.0) / self.processes
+            weights = mask / (tokens * passes / self.args.steps_per_generation)
         elif kind in ("grpo", "sapo"):
             weights = mask / mask.sum(-1, keepdim=True).clamp(min=1.0) / len(mask) / passes
         elif kind == "bnpo":
             weights = mask / mask.sum().clamp(min=1.0) / passes
         elif kind == "dr_grpo":
-            weights = mask / (len(mask) * self.scale.response_tokens) / passes
+            weights = mask / (len(mask) * self.args.max_completion_length) / passes
         else:  # luspo
             weights = mask / len(mask) / passes
         if "importance_sampling_ratio" in self.inputs and kind != "vespo":  # corrects vLLM's log-probabilities
             weights = weights * self.inputs["importance_sampling_ratio"]
         return weights * self.row_factor
-
-
-@dataclass(frozen=True, slots=True)
-class LossScale:
-    """How TRL averages its policy loss over a batch, so that other terms have the same scale.
-
-    Args:
-        loss_type: TRL's `loss_type`.
-        parts: Number of micro-batches that this rank's batch is split into.
-        processes: Number of processes, over which gradients are averaged.
-        passes: Number of micro-batches of this optimizer step.
-        response_tokens: TRL's `max_completion_length`.
-    """
-
-    loss_type: str
-    parts: int
-    processes: int
-    passes: int
-    response_tokens: int
-
-    @property
-    def of_update(self) -> float:
-        """Factor on a part of a mean over the collected batch, of which an optimizer step uses a part."""
-        return self.parts / self.passes * self.processes
 
 
 def row_ids(inputs: Inputs) -> Tensor:
