@@ -68,19 +68,14 @@ def check_training_arguments(args: Any) -> None:
         )
 
 
-def uses_fsdp(args: Any) -> bool:
-    """Returns whether FSDP shards the model, by the training config or by accelerate's."""
-    return bool(args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP"))
-
-
 def uses_zero3(args: Any) -> bool:
     """Returns whether DeepSpeed shards the weights."""
     return args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3
 
 
 def shards_weights(args: Any) -> bool:
-    """Returns whether no rank has whole weights: with FSDP or ZeRO-3."""
-    return uses_fsdp(args) or uses_zero3(args)
+    """Returns whether no rank has whole weights: with ZeRO-3, or FSDP by the training config or by accelerate's."""
+    return uses_zero3(args) or bool(args.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP"))
 
 
 def warn_rounded_updates(trainer: Any) -> None:
