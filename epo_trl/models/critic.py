@@ -21,7 +21,6 @@ from accelerate.utils import is_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel
-from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
 
 from epo_trl.errors import InputError
@@ -35,15 +34,8 @@ CRITIC_FILE = os.path.join("critic", "critic.safetensors")
 class ScoredOutput(FusedCausalLMOutput):
     """TRL's fused-head output with `state_values` (N, L - 1): the value before the token in the same column.
 
-    (N, L - 1, 2) from a critic with two heads.
+    Without the head only `state_values` (N, L), after each token. With two heads of the critic, (N, L, 2).
     """
-
-    state_values: Tensor | None = None
-
-
-@dataclass
-class ValueOutput(ModelOutput):
-    """`state_values` (N, L): the value of the state after each token; (N, L, 2) from a critic with two heads."""
 
     state_values: Tensor | None = None
 
@@ -112,10 +104,10 @@ def causal_lm(model: Any) -> Any:
 def attach_critic(model: Any, critic: Critic) -> None:
     """Adds the critic to the model as a submodule and extends its `forward` to return values.
 
-    `model(..., fused_lm_head=True, with_values=True)` returns a [`ScoredOutput`] and
-    `model(input_ids=..., values_only=True)` a [`ValueOutput`]; without either, `forward` is unchanged. Call this after
-    TRL has installed its fused head and PEFT has wrapped the model: the policy's adapter must not cover the critic.
-    The model's `save_pretrained` leaves the critic out.
+    `model(..., fused_lm_head=True, with_values=True)` returns a [`ScoredOutput`], and so does
+    `model(input_ids=..., values_only=True)`; without either, `forward` is unchanged. Call this after TRL has installed
+    its fused head and PEFT has wrapped the model: the policy's adapter must not cover the critic. The model's
+    `save_pretrained` leaves the critic out.
     """
     model = causal_lm(model)
     original = model.forward
@@ -127,7 +119,7 @@ def attach_critic(model: Any, critic: Critic) -> None:
         if values_only:
             needed = self.critic.backbone is None
             hidden = self.base_model(input_ids=ids, use_cache=False).last_hidden_state if needed else None
-            return ValueOutput(state_values=self.critic(hidden, ids))
+            return ScoredOutput(state_values=self.critic(hidden, ids))
         if not with_values:
             return original(*args, **kwargs)
         seen: list[Tensor] = []
