@@ -13,8 +13,7 @@ from trainer_kit import catch_step, largest, make_ppo
 from epo_trl.methods import Comm, CriticValues
 from epo_trl.methods.gae import TokenGAE, TurnGAE
 from epo_trl.objectives.gae import turn_edges
-from epo_trl.trainers.critic_values import whitened
-from epo_trl.trainers.monitoring.zero_signal import equal_outcomes
+from epo_trl.trainers.critic_values import equal_outcomes, whitened
 from epo_trl.types import StopReason
 
 NO = math.nan

@@ -20,7 +20,7 @@ from trainer_kit import (
     with_episodes,
 )
 
-from epo_trl.trainers.monitoring.zero_signal import equal_within_groups
+from epo_trl.trainers.step import equal_within_groups
 from epo_trl.types import StopReason
 
 NO = math.nan

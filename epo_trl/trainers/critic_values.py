@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from epo_trl.devices import to_device
 from epo_trl.envs.border import error_text
-from epo_trl.methods import Credit
+from epo_trl.methods import Comm, Credit
 from epo_trl.methods.token_statistics import masked_moments
 from epo_trl.rollout import ContextBuilder
 from epo_trl.rollout.context import TurnView
@@ -145,3 +146,17 @@ def whitened(advantages: Tensor, mask: Tensor, sum_over_ranks: Callable[[Tensor]
     """
     mean, deviation = masked_moments(advantages, mask, sum_over_ranks)
     return (advantages - mean) / (deviation + 1e-8) * mask
+
+
+def equal_outcomes(outcomes: Tensor, ranks: Comm) -> bool:
+    """Returns whether all episodes, on all ranks, have equal rewards-to-go at each turn index. Collective.
+
+    If so, no outcome distinguishes one action from another, and differences between advantages are errors of the
+    critic. Lambda-returns cannot show this, because they bootstrap from the critic. Turns are compared at the same
+    index: a reward that every episode gets in each turn makes the rewards-to-go of earlier turns larger, but this is no
+    difference between episodes.
+    """
+    columns = zip_longest(*ranks.gather(outcomes.tolist()), fillvalue=math.nan)  # the longest episode differs by rank
+    every = torch.tensor(list(columns), dtype=torch.float64).T[None]
+    low, high = every.nan_to_num(torch.inf).amin(1), every.nan_to_num(-torch.inf).amax(1)
+    return bool((high - low <= 1e-6 * every.nan_to_num(0.0).abs().max()).all())  # relative: rewards have no fixed unit

@@ -27,9 +27,8 @@ from epo_trl.models.critic import (
     save_critic,
 )
 from epo_trl.objectives import value_loss
-from epo_trl.trainers.critic_values import final_states, final_values, value_statistics, whitened
+from epo_trl.trainers.critic_values import equal_outcomes, final_states, final_values, value_statistics, whitened
 from epo_trl.trainers.epo_trainer import EPOTrainer
-from epo_trl.trainers.monitoring.zero_signal import equal_outcomes
 from epo_trl.trainers.ppo_config import EPOPPOConfig
 from epo_trl.trainers.step import Part, RLStep, ValueTargets, row_ids
 from epo_trl.types import Episode

@@ -32,7 +32,6 @@ from epo_trl.rollout.rows import Row
 from epo_trl.scoring.row_scorer import RowScorer
 from epo_trl.scoring.turn_layout import TurnLayout
 from epo_trl.trainers.config import EPOConfig
-from epo_trl.trainers.monitoring.zero_signal import compared_rewards, equal_within_groups
 from epo_trl.types import Episode
 
 Inputs = Mapping[str, Tensor]  # TRL's batch, or a part of it
@@ -348,6 +347,29 @@ class Part:
         if "importance_sampling_ratio" in self.inputs and kind != "vespo":  # corrects vLLM's log-probabilities
             weights = weights * self.inputs["importance_sampling_ratio"]
         return weights * self.row_factor
+
+
+def compared_rewards(rewards: Tensor, weights: Tensor, aggregation: str) -> Tensor:
+    """Returns what TRL compares in a group: (N, 1) weighted sums, or (N, F) rewards, before it normalizes them.
+
+    `rewards` are (N, F) of N episodes by F reward functions, NaN where there is none; a sum takes that as 0. A function
+    of weight 0 is not compared. `aggregation` is TRL's `multi_objective_aggregation`.
+    """
+    if aggregation == "normalize_then_sum":
+        return rewards[:, weights != 0]
+    sums = (rewards * weights).nansum(1, keepdim=True)
+    return sums.masked_fill(rewards.isnan().all(1, keepdim=True), torch.nan)
+
+
+def equal_within_groups(rewards: Tensor, group: int) -> Tensor:
+    """Returns (G,) booleans: whether all (N, F) rewards within a group are equal up to rounding.
+
+    A reward may be NaN. The members of a group, so many as `group`, are adjacent.
+    """
+    groups = rewards.view(-1, group, rewards.shape[1])
+    low, high = groups.nan_to_num(torch.inf).amin(1), groups.nan_to_num(-torch.inf).amax(1)
+    # With a tolerance: rewards that are sums over turns have rounding errors.
+    return (high - low <= 1e-6 * high.abs().clamp(min=1)).all(1)
 
 
 def row_ids(inputs: Inputs) -> Tensor:

@@ -14,7 +14,7 @@ from epo_trl.methods.anchors import Anchored
 from epo_trl.methods.gae import TurnGAE
 from epo_trl.methods.registry import load_class
 from epo_trl.methods.token_statistics import per_turn_means
-from epo_trl.trainers.monitoring.zero_signal import equal_within_groups
+from epo_trl.trainers.step import equal_within_groups
 from epo_trl.types import Episode
 
 _LAST_OBSERVATIONS = 3
