@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,6 @@ import xxhash
 STATE_FILE = "epo_state.json"  # in every checkpoint, written last: without it the checkpoint is incomplete
 FINISHED = "_finished.json"  # in the output folder of a run, written last
 _NO_WEIGHTS = "training_args.bin"  # transformers writes it beside the weights
-_CHUNK_BYTES = 2**23
 _READERS = 8  # files read in parallel; a single reader does not saturate a network disk
 
 
@@ -71,8 +71,5 @@ def what_model(name: str) -> str:
 
 
 def _checksum(path: Path) -> str:
-    checksum = xxhash.xxh3_128()
     with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            checksum.update(chunk)
-    return checksum.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
