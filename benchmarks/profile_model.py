@@ -139,7 +139,7 @@ class Profile:
         if self.rl_step and turns < self.given.turns:
             with self.clock.phase("random episodes"):
                 episodes = play_episodes(
-                    self.provide_envs(len(tasks)), tasks, self._respond, self.rules.context, self.rules.settings
+                    self.envs[: len(tasks)], tasks, self._respond, self.rules.context, self.rules.settings
                 )
         return episodes
 

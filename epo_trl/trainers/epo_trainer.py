@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -26,12 +27,12 @@ from transformers import PreTrainedModel
 from trl import GRPOTrainer
 
 from epo_trl.devices import return_freed_memory
-from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.border import close_all
 from epo_trl.errors import InputError, spelled
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.samples import print_episodes
-from epo_trl.methods import Batch, MicroBatch, TokenScores
+from epo_trl.methods import Batch, Comm, MicroBatch, TokenScores
 from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import freeze_unread, settle_experts, turn_off_noise
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
@@ -54,7 +55,6 @@ from epo_trl.trainers.setup import (
     check_context_fits,
     divide,
     keeping_reference,
-    ranks_of,
     set_up,
 )
 from epo_trl.trainers.step import Part, RLStep
@@ -125,15 +125,20 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         use_short_progress(self)
         self.rules.set_model_limits(check_context_fits(args, self.rules.context, self.model.config), self.eos_token_ids)
 
-        ranks, group_size = ranks_of(self.accelerator), self.num_generations
-        self.ranks = ranks
+        accelerator, group_size = self.accelerator, self.num_generations
+        self.ranks = ranks = Comm(
+            sum=lambda tensor: accelerator.reduce(tensor.to(accelerator.device), reduction="sum").to(tensor.device),
+            gather=gather_object,
+            index=accelerator.process_index,
+            count=accelerator.num_processes,
+        )
         self.rollout_func = lambda prompts, trainer: trainer.step.to_rollout_output()
         self.engine = make_engine(self)
         self.collector = Collector(
             self.suite, self.methods, ranks, setup.train_dataset["prompt"], args, group_size, self.eos_token_ids
         )
-        passes = divide(args, self.model, self.accelerator)
-        self.scorer = RowScorer(self.accelerator.autocast, *passes, args.per_device_train_batch_size, self.methods)
+        passes = divide(args, self.model, accelerator)
+        self.scorer = RowScorer(accelerator.autocast, *passes, args.per_device_train_batch_size, self.methods)
         self.evaluator = Evaluator(self.engine, self.rules, setup.test_tasks, suite.name, args, ranks)
         self.samples = EpisodeSamples(args, self.processing_class, ranks, group_size)
         self.health = RunHealth(ranks)
@@ -176,20 +181,18 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
             self.ahead.wait()
         args, context, settings = self.args, context or self.rules.context, settings or self.rules.settings
         batch = max(args.per_device_train_batch_size * args.steps_per_generation, args.per_device_eval_batch_size)
-        envs = self.provide_envs(len(tasks) if self.engine.in_step else min(len(tasks), batch))
+        count = len(tasks) if self.engine.in_step else min(len(tasks), batch)
+        while len(self.envs) < count:
+            self.envs.append(self.suite.make_env())
         # `disable: False` would override TQDM_DISABLE.
         hidden = {"disable": True} if args.disable_tqdm or args.process_index else {}
         with (
             tqdm(total=len(tasks), desc=description, unit="episode", leave=False, **hidden) as bar,
-            self.engine.rollout(context, len(envs)),
+            self.engine.rollout(context, count),
         ):
-            return play_episodes(envs, tasks, self.engine, context, settings, on_finished=bar.update, times=times)
-
-    def provide_envs(self, count: int) -> list[TextEnv]:
-        """Returns that many environments, and creates those that are missing."""
-        while len(self.envs) < count:
-            self.envs.append(self.suite.make_env())
-        return self.envs[:count]
+            return play_episodes(
+                self.envs[:count], tasks, self.engine, context, settings, on_finished=bar.update, times=times
+            )
 
     def close_envs(self) -> None:
         """Releases the environments and their processes. A later rollout creates new ones."""

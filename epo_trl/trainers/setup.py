@@ -1,4 +1,4 @@
-"""What a trainer is built from: checked arguments, tasks and rules, communication, forward passes."""
+"""What a trainer is built from: checked arguments, tasks and rules, forward passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import gather_object, is_peft_model
+from accelerate.utils import is_peft_model
 from datasets import Dataset
 
 from epo_trl.bounds import copy_options
@@ -17,7 +17,7 @@ from epo_trl.envs.pool import PooledSuite, PoolSettings
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, sampled_tasks
-from epo_trl.methods import Comm, Methods, build_methods
+from epo_trl.methods import Methods, build_methods
 from epo_trl.models.critic import detach_critic
 from epo_trl.models.families import fitted
 from epo_trl.models.load import check_output_dir, load_tokenizer, sequence_limit
@@ -168,16 +168,6 @@ def check_context_fits(args: EPOConfig, context: ContextBuilder, model_config: A
     name = min(known, key=known.__getitem__)
     context.check_limit(name, known[name], 1 if context.is_windowed else args.max_turns)
     return known[name]
-
-
-def ranks_of(accelerator: Any) -> Comm:
-    """Returns the communication between the processes of an accelerator."""
-    return Comm(
-        sum=lambda tensor: accelerator.reduce(tensor.to(accelerator.device), reduction="sum").to(tensor.device),
-        gather=gather_object,
-        index=accelerator.process_index,
-        count=accelerator.num_processes,
-    )
 
 
 def divide(args: EPOConfig, model: Any, accelerator: Any) -> tuple[Passes, Passes]:
