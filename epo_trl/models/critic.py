@@ -199,8 +199,8 @@ def make_critic(
         trust = {"trust_remote_code": args.trust_remote_code}
         backbone = loaded_backbone(base.config.name_or_path, base, dtype=dtype, revision=revision, **trust)
     if args.critic_use_peft:
-        if peft_config is None:
-            raise InputError("critic_use_peft: expected False for a policy without an adapter, got True")
+        if peft_config is None or backbone is None:
+            raise InputError("critic_use_peft: expected False without an adapter, or with a value head, got True")
         dropout = not args.disable_dropout
         backbone = _with_adapter(backbone, peft_config, dropout=dropout, autocast_adapter_dtype=not one_dtype)
     config = (backbone if backbone is not None else base).config.get_text_config()

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Share, option
-from epo_trl.errors import InputError
 from epo_trl.trainers.config import EPOConfig
 
 CRITICS = ("separate", "value_head")
@@ -57,8 +56,3 @@ class EPOPPOConfig(EPOConfig):
     normalize_advantages: bool = option(
         True, "Whether advantages are normalized to mean 0 and deviation 1 over tokens."
     )
-
-    def __post_init__(self) -> None:
-        if self.critic == "value_head" and self.critic_use_peft:
-            raise InputError("critic_use_peft: expected False with critic='value_head', got True")
-        super().__post_init__()
