@@ -84,5 +84,3 @@ def first_errors(episodes: Sequence[Episode], rank: int) -> list[str]:
     """Returns the errors of the first aborted episodes of a rank."""
     aborted = [episode for episode in episodes if not episode.is_usable]
     return [f"rank {rank}, task {episode.task_id!r}: {episode.error or NO_TURN}" for episode in aborted[:SHOWN]]
-
-
