@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import forked
 import pytest
 from trainer_kit import make_trainer
+from trl.import_utils import is_vllm_available
 
+from epo_trl.errors import InputError
 from epo_trl.models.vllm import own_port
 
 
@@ -49,3 +51,9 @@ def test_the_port_is_kept_from_others_until_vllm_listens_and_that_of_a_launcher_
     monkeypatch.setenv("MASTER_PORT", "12345")
     with own_port():
         assert os.environ["MASTER_PORT"] == "12345"
+
+
+@pytest.mark.skipif(is_vllm_available(), reason="vLLM is installed")
+def test_without_vllm_the_error_names_the_extra(tmp_path):
+    with pytest.raises(InputError, match=r"use_vllm: expected vLLM, got .*epo-trl\[vllm\]"):
+        make_trainer(tmp_path, use_vllm=True)

@@ -16,7 +16,7 @@ WRONG = [
     ("train --config list.yaml", "--config: expected a YAML file with 'name: value' pairs, got list.yaml"),
     ("train --config trap/tiny_cpu --use_cpu true --accelerator_config no.json", "No such file .*no.json"),
     ("train --config trap/tiny_cpu --epo_lambda -1", "epo_lambda: expected a number >= 0, got -1.0"),
-    ("train --config trap/tiny_cpu --num_generations 3", "generation_batch_size"),
+    ("train --config trap/tiny_cpu --num_generations 3", r"x steps_per_generation.*num_generations \(3\), got 64"),
     ("train --config trap/sft_tiny_cpu", "episodes: no option of epo-trl train, in trap/sft_tiny_cpu"),
     ("sft --config trap/tiny_cpu", "algorithm: no option of epo-trl sft, in trap/tiny_cpu"),
     ("evaluate --config trap/tiny_cpu", "no option of epo-trl evaluate, in trap/tiny_cpu"),

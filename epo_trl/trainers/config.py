@@ -248,7 +248,16 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         if self.has_critic and groups == 1:  # TRL rejects groups of one in its config alone; any divisor is valid
             steps = self.steps_per_generation or self.gradient_accumulation_steps
             self.num_generations = self.generation_batch_size or self.per_device_train_batch_size * steps
-        GRPOConfig.__post_init__(self)
+        try:
+            GRPOConfig.__post_init__(self)
+        except ValueError as error:
+            if "divisible by num_generations" not in str(error):
+                raise
+            raise InputError(
+                f"per_device_train_batch_size ({self.per_device_train_batch_size}) x steps_per_generation, by default "
+                f"gradient_accumulation_steps ({self.steps_per_generation}), x processes ({self.world_size}): expected "
+                f"a multiple of num_generations ({self.num_generations}), got {self.generation_batch_size}"
+            ) from error
         self.num_generations = groups
         check_training_arguments(self)
         build_methods(self, critic=self.has_critic)  # checks them

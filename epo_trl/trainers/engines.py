@@ -55,13 +55,22 @@ def make_engine(trainer: GRPOTrainer) -> PolicyEngine:
 
 @contextmanager
 def starting(args: EPOConfig) -> Iterator[None]:
-    """Gives the vLLM that TRL starts in the block, if it does, a port of its own, and announces it."""
+    """Gives the vLLM that TRL starts in the block, if it does, a port of its own, and announces it.
+
+    Raises:
+        InputError: If vLLM is wanted and cannot be imported.
+    """
     in_process = args.use_vllm and args.vllm_mode == "colocate"
     start = time.monotonic()
     with own_port() if in_process else nullcontext():
         if in_process and args.process_index == 0:  # it takes a minute or more
             tqdm.write("loading the model and starting vLLM in the process ...", file=sys.stderr)
-        yield
+        try:
+            yield
+        except ImportError as error:
+            if not args.use_vllm:
+                raise
+            raise InputError(f"use_vllm: expected vLLM, got {error}; pip install 'epo-trl[vllm]'") from error
     if in_process and args.process_index == 0:
         tqdm.write(f"vLLM is ready after {time.monotonic() - start:.0f} s", file=sys.stderr)
     if args.use_vllm:
