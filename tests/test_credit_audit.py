@@ -387,7 +387,7 @@ def test_archers_critics_are_a_row_of_the_audit(run):
     critics.learn(0)
     torch.save({"archer": critics.state_dict()}, checkpoint / METHODS)
     # YAML reads 3e-4 as text, which training takes for a number.
-    settings = ("--credit", "archer", "--method_kwargs", '{"archer": {"hidden_size": 8, "learning_rate": "3e-4"}}')
+    settings = ("--credit", "archer", "--method_kwargs", '{"archer": {"hidden_size": 8, "learning_rate": 3e-4}}')
     run.audit("--model_name_or_path", str(run.folder), *settings, policy=checkpoint)
     report = run.read("report", checkpoint)
     assert "archer" in report["agreements"] and "archer" not in report["left_out"]

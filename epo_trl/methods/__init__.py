@@ -16,7 +16,7 @@ from epo_trl.methods.base import (
     TokenScores,
     TurnFeatures,
 )
-from epo_trl.methods.registry import METHODS, as_names, build_methods
+from epo_trl.methods.registry import METHODS, build_methods
 from epo_trl.methods.stack import Methods
 
 __all__ = [
@@ -36,6 +36,5 @@ __all__ = [
     "Tally",
     "TokenScores",
     "TurnFeatures",
-    "as_names",
     "build_methods",
 ]

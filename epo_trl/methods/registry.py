@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from importlib import import_module
-from inspect import signature
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from epo_trl.errors import InputError
 from epo_trl.methods.base import Method, Need
@@ -81,45 +79,30 @@ def build_methods(args: Any, *, critic: bool) -> Methods:
     for slot, names in named.items():
         for name in names:
             method_class = load_class(slot, name)
-            if name in made:
-                raise InputError(f"{slot}: expected each method once, got {name!r} twice")
-            _check_needs(slot, name, method_class, args, critic)
+            if Need.VALUES in method_class.needs and not critic:
+                raise InputError(
+                    f"{slot}: got {name!r}, which needs a critic, but this trainer has none. Use EPOPPOConfig and "
+                    "EPOPPOTrainer, or another method."
+                )
             made[name] = _build(name, method_class, args)
-    for name in args.method_kwargs:
-        if name not in made:
-            raise InputError(f"method_kwargs: expected settings of {list(made)}, got settings of {name!r}, not in use")
     methods = Methods(made, args.max_turns)
-    _check_together(methods, args, critic)
+    for reason, applies in _refused(methods, named, args, critic).items():
+        if applies:
+            raise InputError(reason)
     for method in methods.values():
         method.check(args)
     methods.model_card_text()  # a wrong name in a card fails here, not at the end of the run
     return methods
 
 
-def _build(name: str, method_class: type[Any], args: Any) -> Method:
+def _build(name: str, method_class: type[Method], args: Any) -> Method:
     given = args.method_kwargs.get(name, {})
-    if not isinstance(given, Mapping):
-        raise InputError(f"method_kwargs: expected a mapping from setting to value for {name!r}, got {given!r}")
-    hints, own = get_type_hints(method_class), sorted(field.name for field in fields(method_class) if field.init)
     settings = {setting: getattr(args, setting) for setting in method_class.config_fields}
-    for setting, value in given.items():
-        if setting in settings:
-            raise InputError(
-                f"method_kwargs: expected no {name}.{setting}, which is a field of the configuration. Set {setting}."
-            )
-        if setting not in own:
-            raise InputError(f"method_kwargs: expected one of {own} for {name!r}, got {setting!r}")
-        if isinstance(value, str) and float in (hints[setting], *get_args(hints[setting])):
-            with suppress(ValueError):
-                given = {**given, setting: float(value)}  # YAML parses `1e-3` as a string
-    try:
-        signature(method_class).bind(**settings, **given)
-    except TypeError as error:
-        raise InputError(f"method_kwargs, {name!r}: {error}") from error
     try:
         return method_class(**settings, **given)
-    except ValueError as error:
-        raise InputError(f"method_kwargs, {name!r}: {error}" if given else str(error)) from error
+    except (TypeError, ValueError) as error:
+        is_of_settings = given or isinstance(error, TypeError)  # else a field of the configuration has the wrong value
+        raise InputError(f"method_kwargs, {name!r}: {error}" if is_of_settings else str(error)) from error
 
 
 def load_class(slot: str, name: str) -> type[Any]:
@@ -144,50 +127,34 @@ def load_class(slot: str, name: str) -> type[Any]:
     return method_class
 
 
-def _check_needs(slot: str, name: str, method: type[Method], args: Any, critic: bool) -> None:
-    if Need.VALUES in method.needs and not critic:
-        raise InputError(
-            f"{slot}: got {name!r}, which needs a critic, but this trainer has none. Use EPOPPOConfig and "
-            "EPOPPOTrainer, or another method."
-        )
-    if Need.GROUPS in method.needs and (args.num_generations or 0) < 2:
-        raise InputError(
-            f"num_generations: expected >= 2 with {slot} {name!r}, got {args.num_generations}. {name!r} compares the "
-            "episodes of a task."
-        )
-
-
-def _check_together(methods: Methods, args: Any, critic: bool) -> None:
-    """Rejects methods that exclude each other, and fields that conflict with a ratio or a reference policy."""
-    if critic and Need.VALUES not in methods[args.credit].needs:
-        raise InputError(
-            f"credit: expected one that uses the critic of this trainer, got {args.credit!r}. Use EPOConfig and "
-            "EPOTrainer, or another credit."
-        )
-    if (credits := methods.overriding("credit")) != [args.credit]:
-        raise InputError(f"credit: expected {args.credit!r} alone to override `credit`, got {credits}")
-    ratios = methods.overriding("ratio")
-    if len(ratios) > 1:
-        raise InputError(f"policy_method: expected one method with `ratio`, got {ratios}")
-    if len(variants := [name for name, method in methods.items() if isinstance(method, EPO)]) > 1:
-        raise InputError(f"entropy_method: expected one variant of EPO, got {variants}")
+def _refused(methods: Methods, named: Mapping[str, Sequence[str]], args: Any, critic: bool) -> dict[str, Any]:
+    """Returns, by message, whether methods exclude each other or a field, or settings are those of no method."""
+    credits, ratios, readers = methods.overriding("credit"), methods.overriding("ratio"), methods.readers_of_reference
+    variants = [name for name, method in methods.items() if isinstance(method, EPO)]
+    refused: dict[str, Any] = {
+        f"num_generations: expected >= 2 with {slot} {name!r}, got {args.num_generations}. {name!r} compares the "
+        "episodes of a task.": Need.GROUPS in methods[name].needs and (args.num_generations or 0) < 2
+        for slot, names in named.items()
+        for name in names
+    }
+    for name in args.method_kwargs:
+        reason = f"method_kwargs: expected settings of {list(methods)}, got settings of {name!r}, not in use"
+        refused[reason] = name not in methods
+    refused |= {
+        f"credit: expected one that uses the critic of this trainer, got {args.credit!r}. Use EPOConfig and "
+        "EPOTrainer, or another credit.": critic and Need.VALUES not in methods[args.credit].needs,
+        f"credit: expected {args.credit!r} alone to override `credit`, got {credits}": credits != [args.credit],
+        f"policy_method: expected one method with `ratio`, got {ratios}": len(ratios) > 1,
+        f"entropy_method: expected one variant of EPO, got {variants}": len(variants) > 1,
+        f"sync_ref_model: expected False with {', '.join(map(repr, readers))}, got True: the reference policy stays "
+        "fixed for the whole run": readers and args.sync_ref_model,
+    }
     clashes = {
         "beta": args.beta != 0,  # the KL term would use the log-probabilities that the ratio changes
         "importance_sampling_level": args.importance_sampling_level != "token",
         "loss_type": args.loss_type in ("cispo", "vespo"),  # no clipped ratio
     }
     for field, is_clash in clashes.items():
-        if ratios and is_clash:
-            raise InputError(f"{field}: got {getattr(args, field)!r}, which is incompatible with the ratio of {ratios}")
-    if methods.readers_of_reference and args.sync_ref_model:
-        raise InputError(
-            f"sync_ref_model: expected False with {methods.readers_of_reference[0]!r}, got True: the reference policy "
-            "stays fixed for the whole run"
-        )
-
-
-def as_names(slot: str, given: str | Sequence[str] | None) -> list[str]:
-    """Returns the value of a field, one name or several, as a list."""
-    if given is not None and not isinstance(given, str | list | tuple):
-        raise InputError(f"{slot}: expected a name or a list of names, got {given!r}")
-    return [given] if isinstance(given, str) else list(given or ())
+        reason = f"{field}: got {getattr(args, field)!r}, which is incompatible with the ratio of {ratios}"
+        refused[reason] = ratios and is_clash
+    return refused

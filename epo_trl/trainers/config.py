@@ -13,7 +13,7 @@ from trl import GRPOConfig
 from epo_trl.bounds import Count, CountOrZero, NonNegative, OneOf, Positive, Share, check_bounds, option
 from epo_trl.errors import InputError
 from epo_trl.evaluation.report import LOWER_IS_BETTER
-from epo_trl.methods import as_names, build_methods
+from epo_trl.methods import build_methods
 from epo_trl.models.generate import narrowing
 from epo_trl.objectives.history import GRANULARITIES
 from epo_trl.objectives.smoothing import PENALTIES
@@ -235,7 +235,8 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
 
     def __post_init__(self) -> None:
         for slot in ("entropy_method", "policy_method"):
-            setattr(self, slot, as_names(slot, getattr(self, slot)))
+            names = getattr(self, slot)
+            setattr(self, slot, [names] if isinstance(names, str) else list(names or ()))
         check_bounds(self, THEIR_BOUNDS)
         if not self.kappa_low <= self.kappa_high < math.inf:
             raise InputError(f"kappa_high: expected a number >= kappa_low ({self.kappa_low}), got {self.kappa_high}")
