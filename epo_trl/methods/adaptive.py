@@ -40,13 +40,11 @@ class AdaptiveEntropy(Method):
         self.coefficient, self.active = self.start, True
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns the entropy bonus."""
         if not (self.active and self.coefficient):
             return None
         return -self.coefficient * micro.turn_mean(micro.entropy)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Updates the coefficient, unless the batch has no token or its entropy is not finite."""
         used = self.coefficient if self.active else 0.0
         if math.isfinite(step.entropy):
             self.active = step.entropy <= self.target
@@ -55,9 +53,7 @@ class AdaptiveEntropy(Method):
         return {"adaptive/coefficient": used}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the coefficient, and whether the next step has a bonus."""
         return {"coefficient": self.coefficient, "active": self.active}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the coefficient."""
         self.coefficient, self.active = state["coefficient"], state["active"]

@@ -30,7 +30,6 @@ class AEM(Method):
     temperature: NonNegative = 1.0
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Weights the advantages by the entropy of their turn."""
         entropy, turn_mask = per_turn_means(batch.entropy, batch)
         groups = turns_by_group(entropy, turn_mask, batch)
         weights = torch.ones_like(entropy)

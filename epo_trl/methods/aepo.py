@@ -42,7 +42,6 @@ class AEPO(Method):
     epsilon_high: float | None = None
 
     def check(self, args: Any) -> None:
-        """Rejects losses and ratios with another form of clipping."""
         if self.keep_clipped and (args.loss_type not in _CLIPPED_LOSSES or "gspo" in args.policy_method):
             raise InputError(
                 f"loss_type, policy_method: expected a clipped ratio per token with 'aepo', got {args.loss_type!r} and "
@@ -50,7 +49,6 @@ class AEPO(Method):
             )
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Weights the advantages by the standardised entropies."""
         mean, deviation = token_moments(batch.entropy, batch)
         factors = 1 + self.alpha * (batch.entropy - mean) / (deviation or 1.0)
         low, high = token_extremes(factors, batch)

@@ -38,7 +38,6 @@ class Anchored(Method):
     anchor_turns: Count = 1
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per turn."""
         return Credit(rows_on_tokens(self.turn_advantages(batch), batch))
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
@@ -86,7 +85,6 @@ class EpisodeAndTurn(Anchored):
     step_weight: NonNegative = 1.0
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per turn."""
         return Credit(GRPO().credit(batch).advantages + self.step_weight * super().credit(batch).advantages)
 
 

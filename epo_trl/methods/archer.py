@@ -100,7 +100,6 @@ class ArCHer(Method):
         return self.critics.learn(batch.rl_step)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns the critics' mean estimates on the batch and their losses on the replay buffer."""
         sums = self.tally.take(step.ranks)
         steps, turns = max(sums["rl_steps"], 1), max(sums["turns"], 1)
         advantage = sums["advantage"] / turns
@@ -115,11 +114,9 @@ class ArCHer(Method):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the critics and the replay buffer."""
         return self.critics.state_dict() if self.critics else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the critics and the replay buffer."""
         self.critics = TwinCritics.from_state(self, state)
 
 

@@ -63,7 +63,6 @@ class ClipCov(Method):
     seed: int = 0
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Sets the advantages of the drawn tokens to 0."""
         covariance = covariances(advantages, batch)
         candidates = (covariance > self.low) & (covariance < self.high) & batch.mask.bool()
         drawn = lowest(self._keys(batch), candidates, number_of_tokens(self.share, batch), batch)
@@ -103,7 +102,6 @@ class KLCov(Method):
     coefficient: NonNegative = 1.0
 
     def check(self, args: Any) -> None:
-        """Rejects a run in which the penalty would always be 0."""
         if not args.updates_within_batch:
             raise InputError(
                 "num_iterations: expected num_iterations * steps_per_generation > gradient_accumulation_steps with "
@@ -111,12 +109,10 @@ class KLCov(Method):
             )
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Marks the selected tokens; the advantages are unchanged."""
         marked = lowest(-covariances(advantages, batch), batch.mask.bool(), number_of_tokens(self.share, batch), batch)
         return ModifiedAdvantages(advantages, {"marked": marked}, {"kl-cov/marked": token_share(marked, batch)})
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns the penalty."""
         if not (self.share and self.coefficient):
             return None
         distance = (micro.logps - micro.old_logps).abs()

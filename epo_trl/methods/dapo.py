@@ -46,14 +46,12 @@ class DAPO(Method):
         self.tally = Tally("overlong", "turns")
 
     def check(self, args: Any) -> None:
-        """Warns about TRL fields that differ from DAPO's values."""
         others = [f"{name} {getattr(args, name)}, where DAPO uses {value}" for name, value in FIELDS.items()
                   if getattr(args, name) != value]  # fmt: skip
         if others:
             warnings.warn(f"policy_method: got 'dapo' with {'; '.join(others)}", stacklevel=2)
 
     def turn_rewards(self, episode: Episode) -> Sequence[float] | None:
-        """Returns the rewards minus the overlong penalties."""
         shares = [self._too_long(len(turn.response_ids)) for turn in episode.turns]
         if episode.is_usable:
             self.tally.add(overlong=sum(share > 0 for share in shares), turns=len(shares))
@@ -62,7 +60,6 @@ class DAPO(Method):
         return [turn.reward - self.overlong_penalty * x for turn, x in zip(episode.turns, shares, strict=True)]
 
     def select(self, groups: Sequence[Group]) -> list[Selection]:
-        """Replaces the groups whose usable members have equal outcomes."""
         return [Selection.TRAIN if self._differs(group) else Selection.REPLACE for group in groups]
 
     def _differs(self, group: Group) -> bool:
@@ -71,7 +68,6 @@ class DAPO(Method):
         return bool(usable) and max(usable) - min(usable) > 1e-6
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns the share of overlong turns."""
         sums = self.tally.take(step.ranks)
         return {"dapo/overlong": sums["overlong"] / max(sums["turns"], 1)}
 

@@ -48,7 +48,6 @@ class DecisionBonus(Method):
             )
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Marks the decision tokens; the advantages are unchanged."""
         uncertain = batch.mask.bool() & (batch.entropy > (self.threshold or 0.0))  # an entropy of 0 is always forced
         if self.top_share is None:
             decisions = uncertain
@@ -64,7 +63,6 @@ class DecisionBonus(Method):
         return ModifiedAdvantages(advantages, {"decisions": decisions}, metrics)
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns the entropy bonus."""
         weight = self._weight(micro.rl_step, micro.total_rl_steps)
         return -weight * micro.turn_mean(micro.token_annotations["decisions"] * micro.entropy) if weight else None
 
@@ -72,5 +70,4 @@ class DecisionBonus(Method):
         return scheduled_weight(rl_step, total_rl_steps, schedule=self.schedule, start=self.weight, end=self.end_weight)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns the weight of this step."""
         return {"decision-bonus/weight": self._weight(step.rl_step, step.total_rl_steps)}

@@ -30,5 +30,4 @@ class EntropyAdvantage(Method):
     kappa: Annotated[float, Range(above=1)] = 2.0
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Adds the entropy bonus to the advantages."""
         return ModifiedAdvantages(advantages + torch.minimum(self.alpha * batch.entropy, advantages.abs() / self.kappa))

@@ -36,7 +36,6 @@ class EMPG(Method):
     center: bool = True
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Modulates the advantages by the entropies of this and the next turn."""
         entropy, turn_mask = per_turn_means(batch.entropy, batch)
         all_entropies = entropy.new_tensor(batch.ranks.gather(entropy[turn_mask].tolist()))
         if not len(all_entropies):

@@ -50,7 +50,6 @@ class Entrocraft(Method):
                 )
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Drops advantages of one sign while the entropy is outside the band."""
         low, high = (
             scheduled_weight(batch.rl_step, batch.total_rl_steps, schedule="linear", start=start, end=end)
             for start, end in ((self.low_start, self.low_end), (self.high_start, self.high_end))

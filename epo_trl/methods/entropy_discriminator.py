@@ -48,7 +48,6 @@ class ClipB(Method):
     mu: NonNegative = 2.5
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Sets the advantages of the removed tokens to 0."""
         values = discriminators(batch)
         mean, std = token_moments(values, batch)
         removed = batch.mask.bool() & (advantages < 0) & (values - mean < -self.mu * std)
@@ -77,7 +76,6 @@ class ClipV(Method):
     max_share: Share = 1e-4
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Sets the advantages of the removed tokens to 0."""
         excess = batch.statistics["mean"].double() - discriminators(batch)
         _, std = token_moments(excess, batch)
         candidates = batch.mask.bool() & (advantages < 0) & (excess > self.mu * std)

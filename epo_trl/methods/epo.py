@@ -59,7 +59,6 @@ class EPO(Method):
 
     @property
     def card(self) -> str:
-        """The method's name, its paper and lambda."""
         paper = "[EPO, entropy-regularized policy optimization](https://arxiv.org/abs/2509.22576)"
         return f"{paper}{self.variant}, weight {self.epo_lambda:g}" if self.epo_lambda else ""
 
@@ -86,7 +85,6 @@ class EPO(Method):
         return self.epo_lambda
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns the contribution of these rows to the EPO terms."""
         if not self.epo_lambda:
             return None
         bonus, penalty = self._terms(micro)
@@ -110,7 +108,6 @@ class EPO(Method):
 
     @torch.no_grad()
     def observe(self, micro: MicroBatch) -> None:
-        """Adds the terms, the share of the episodes, and the number of tokens below, inside and above the band."""
         reference = self.history.reference(micro.turn_ids)
         band = {"kappa_low": self.kappa_low, "kappa_high": self.kappa_high}
         below, inside, above = band_shares(self._banded(micro), reference, micro.mask, **band)
@@ -119,7 +116,6 @@ class EPO(Method):
         self.tally.add(below=below, inside=inside, above=above, bonus=bonus, penalty=penalty, observed=observed)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Appends the step's entropy to the history and returns the metrics."""
         sums = self.tally.take(step.ranks)
         tokens = max(sums["below"] + sums["inside"] + sums["above"], 1)
         observed = sums["observed"] or 1.0  # a part, if the rest of a resumed RL step uses a part of a new batch
@@ -145,11 +141,9 @@ class EPO(Method):
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the history."""
         return {"history": self.history.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replaces the history."""
         self.history.load_state_dict(state["history"])
 
 
@@ -163,7 +157,6 @@ class EPOBase(EPO):
     variant = " (EPO-Base: without smoothing)"
 
     def beta(self, rl_step: int, total_rl_steps: int) -> float:
-        """Returns 0."""
         return 0.0
 
 
@@ -197,7 +190,6 @@ class EPODecay(EPOBase):
         return self._falling(rl_step, total_rl_steps) if self.over == "training" else self.epo_lambda
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns the entropy bonus."""
         if self.over == "training":
             return super().loss(micro)
         if not self.epo_lambda:
@@ -222,7 +214,6 @@ class EPOConstantBeta(EPO):
     beta_k: NonNegative
 
     def beta(self, rl_step: int, total_rl_steps: int) -> float:
-        """Returns `beta_k`."""
         return self.beta_k
 
 
@@ -237,7 +228,6 @@ class EPOSecondVersion(EPO):
     variant = " with the schedule of its second version"
 
     def beta(self, rl_step: int, total_rl_steps: int) -> float:
-        """Returns beta_k of the second version."""
         return falling_beta(rl_step, total_rl_steps, start=self.smoothing_beta_start, decay=self.smoothing_decay)
 
 

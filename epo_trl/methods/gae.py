@@ -70,7 +70,6 @@ class TurnGAE(_GAE):
     """
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per turn."""
         first, _ = turn_edges(batch.turn_ids, batch.mask)
         credit = self._over_episodes(batch, first)
         per_turn = torch.zeros_like(batch.turn_rewards, dtype=credit.advantages.dtype)
@@ -86,7 +85,6 @@ class TokenGAE(_GAE):
     """
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per token."""
         return self._over_episodes(batch, batch.mask.bool())
 
 
@@ -98,7 +96,6 @@ class OutcomeGAE(_GAE):
     """
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per token."""
         points = batch.mask.bool()
         _, last = turn_edges(batch.turn_ids, points)
         total = batch.turn_rewards.sum(1, keepdim=True)
@@ -143,7 +140,6 @@ class VETTA(TurnGAE):
     token_lambda: Share = 1.0
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per token. Collective."""
         turns = super().credit(batch)
         if not self.token_weight:
             return turns

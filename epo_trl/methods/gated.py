@@ -41,13 +41,11 @@ class Gated(GRPO):
             raise InputError(f"env_reward_weight: expected 0 with credit 'gated', got {args.env_reward_weight}")
 
     def turn_rewards(self, episode: Episode) -> Sequence[float] | None:
-        """Returns the rollout's rewards, plus the environment's if the gate is open."""
         is_open = episode.total_reward > self.threshold
         if episode.is_usable:
             self.tally.add(opened=is_open, episodes=1)
         return [turn.reward + self.weight * turn.env_reward for turn in episode.turns] if is_open else None
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns the share of episodes with an open gate."""
         sums = self.tally.take(step.ranks)
         return {"gated/open": sums["opened"] / max(sums["episodes"], 1)}

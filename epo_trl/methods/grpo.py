@@ -15,5 +15,4 @@ class GRPO(Method):
     needs = {Need.GROUPS}
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns TRL's advantages, equal for all tokens of an episode."""
         return Credit(batch.group_advantages.unsqueeze(1) * batch.mask)

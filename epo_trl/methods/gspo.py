@@ -24,7 +24,6 @@ class TurnGSPO(Method):
     card = "[GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn"
 
     def check(self, args: Any) -> None:
-        """Warns if every ratio is 1 because each batch gets only one update."""
         if not args.updates_within_batch:
             message = "policy_method: got 'gspo' with one update per batch: every ratio is 1; increase num_iterations"
             warnings.warn(message, stacklevel=2)

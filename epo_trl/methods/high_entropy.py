@@ -28,7 +28,6 @@ class HighEntropy(Method):
     share: PositiveShare = 0.2
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Sets the advantages of the other tokens to 0."""
         kept = lowest(-batch.entropy, batch.mask.bool(), number_of_tokens(self.share, batch), batch)
         metrics = {"high-entropy/kept": token_share(kept, batch)}
         return ModifiedAdvantages(advantages.masked_fill(~kept, 0.0), metrics=metrics)

@@ -49,11 +49,9 @@ class ReferenceNucleus(Method):
 
     @property
     def reference_statistics(self) -> Mapping[str, Statistic]:
-        """The tokens of S."""
         return {"candidates": lambda head, _: nucleus(head, self.cut)}
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Marks each token with its S; the advantages are unchanged."""
         return ModifiedAdvantages(advantages, {"candidates": batch.reference["candidates"]})
 
     def loss(self, micro: MicroBatch) -> Tensor | None:

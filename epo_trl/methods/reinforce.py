@@ -23,7 +23,6 @@ class RLOO(Method):
     needs = {Need.GROUPS, Need.TURN_REWARDS}
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per episode."""
         rows = compare_by_key(_returns(batch), batch, divisor=_others_share, size=largest_reward_sum(batch))
         return Credit(batch.turn_rewards.new_tensor([sum(row) for row in rows]).unsqueeze(1) * batch.mask)
 
@@ -44,7 +43,6 @@ class ReinforcePlusPlus(Method):
     baseline: bool = True
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per episode."""
         size, rows = largest_reward_sum(batch), _returns(batch)
         values = (
             compare_by_key(rows, batch, divisor=None, size=size)

@@ -51,7 +51,6 @@ class RLVMR(GRPO):
         self.tally = Tally("turns", "reward", *TAGS)
 
     def check(self, args: Any) -> None:
-        """Rejects `require_think`, since the tags replace <think> </think>, and actions that are tool calls."""
         for field, expected in (("require_think", False), ("action_format", "tags")):
             if (got := getattr(args, field)) != expected:
                 raise InputError(
@@ -60,14 +59,12 @@ class RLVMR(GRPO):
                 )
 
     def turn_rewards(self, episode: Episode) -> Sequence[float]:
-        """Returns the rewards minus the format penalty."""
         return [
             turn.reward - self.format_penalty * (turn.is_valid and not find_tag(turn.response))
             for turn in episode.turns
         ]
 
     def credit(self, batch: Batch) -> Credit:
-        """Returns one advantage per turn."""
         paid = [list(tag_rewards(episode)) if episode.is_usable else [] for episode in batch.episodes]
         tagged = [turn for turns in paid for turn in turns]
         counts = {name: sum(tag == name for tag, _ in tagged) for name in TAGS}
@@ -76,7 +73,6 @@ class RLVMR(GRPO):
         return Credit(self.alpha * super().credit(batch).advantages + (1 - self.alpha) * per_token)
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
-        """Returns the share of turns with each tag, and the mean reward."""
         sums = self.tally.take(step.ranks)
         return {f"rlvmr/{name}": sums[name] / max(sums["turns"], 1) for name in (*TAGS, "reward")}
 

@@ -50,7 +50,6 @@ class GiGPO(EpisodeAndTurn):
     scale: bool = True
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
-        """Returns `A_S`."""
         divisor, size = sample_deviation if self.scale else None, largest_reward_sum(batch)
         return compare_by_key(self.keyed_returns(batch, self.gamma), batch, divisor=divisor, size=size)
 
@@ -77,7 +76,6 @@ class HGPO(Anchored):
     alpha: Finite = 1.0
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
-        """Returns the weighted mean over the depths."""
         size = largest_reward_sum(batch)
         by_depth = [
             compare_by_key(self.keyed_returns(batch, self.gamma, depth), batch, divisor=population_deviation, size=size)
@@ -120,7 +118,6 @@ class GAGPO(Anchored):
     gae_lambda: Share = 0.95
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
-        """Returns the normalized advantages."""
         keyed = self.keyed_returns(batch, self.gamma)
         groups = gather_by_key(keyed, batch)
         rows: list[list[tuple[int, float]]] = []
@@ -159,7 +156,6 @@ class GraphGPO(EpisodeAndTurn):
     omega: Annotated[float, Range(above=0, below=1)] = 0.1
 
     def turn_advantages(self, batch: Batch) -> list[list[float]]:
-        """Returns `A_G`."""
         edges = [
             [(group, edge) for edge in self._edges(episode)] if episode.is_usable else []
             for group, episode in zip(batch.group_ids.tolist(), batch.episodes, strict=True)

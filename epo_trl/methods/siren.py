@@ -111,13 +111,11 @@ class SIREN(Method):
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:
-        """The nucleus entropy, without gradient at collection and with one in the loss."""
         return {"entropy": lambda head, _: head.map(partial(top_p_entropy, top_p=self.top_p))}
 
     loss_statistics = statistics
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Marks the peaks and sets the anchor at the first batch with tokens; the advantages are unchanged."""
         entropy = batch.statistics["entropy"]
         peaks = peak_tokens(entropy, batch.mask, self.quantile)
         means = (_peak_weights(peaks.double()) * entropy).sum(1)
@@ -130,7 +128,6 @@ class SIREN(Method):
         return ModifiedAdvantages(advantages, {"peaks": peaks}, metrics)
 
     def loss(self, micro: MicroBatch) -> Tensor | None:
-        """Returns the contribution of these rows to the tangent."""
         distance = math.nan if self._anchor is None else self._entropy - self._anchor
         if not (self.weight and distance and math.isfinite(distance)):
             return None
@@ -139,10 +136,8 @@ class SIREN(Method):
         return self.weight * (weights * tangent).sum()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the anchor, and Hbar of the batch at collection."""
         return {"anchor": self._anchor, "entropy": self._entropy}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores Hbar, and the anchor unless the settings specify one."""
         self._entropy = state["entropy"]
         self._anchor = state["anchor"] if self.anchor is None else self.anchor

@@ -35,7 +35,6 @@ class STEER(Method):
     floor: Positive = 0.02
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Weights the advantages by the estimated change of entropy."""
         change = (advantages * (1 - batch.logps.exp()) * (batch.logps + batch.entropy)).abs()
         _, largest = token_extremes(change, batch)
         k = -math.log(self.min_weight) / max(largest, self.floor)

@@ -34,12 +34,10 @@ class TurnMean(Method):
     over: Annotated[str, OneOf(("turns", "episodes"))] = "turns"
 
     def check(self, args: Any) -> None:
-        """Rejects losses that are no mean over the tokens of the whole batch."""
         if args.loss_type not in _TOKEN_MEANS:
             raise InputError(f"loss_type: expected one of {_TOKEN_MEANS} with 'turn-mean', got {args.loss_type!r}")
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Multiplies each advantage by the token's weight in the mean over turns, relative to that in TRL's mean."""
         lengths = turn_sums(batch.mask, batch)
         divisors = lengths * (lengths > 0).sum(1, keepdim=True) if self.over == "episodes" else lengths
         weights = batch.mask / on_tokens(divisors, batch).clamp(min=1)

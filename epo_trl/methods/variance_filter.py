@@ -38,7 +38,6 @@ class VarianceFilter(Method):
             raise InputError("loss_type: expected a mean over the whole batch with 'variance-filter', got 'bnpo'")
 
     def select(self, groups: Sequence[Group]) -> list[Selection]:
-        """Leaves out all groups but those with the largest variance."""
         variances = [_variance(group) for group in groups]
         wanted = self.share * (1 - 1e-9) * sum(variances)
         selected, covered = [Selection.LEAVE_OUT] * len(groups), 0.0
