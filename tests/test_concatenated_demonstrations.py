@@ -22,7 +22,6 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import protocol_context
 from epo_trl.models import build_tokenizer
-from epo_trl.models.adapters import save_whole
 from epo_trl.models.corpus import corpus
 from epo_trl.models.load import end_ids_of
 from epo_trl.rollout import PromptTemplate
@@ -94,7 +93,8 @@ def test_an_answer_ends_with_the_template_s_token_if_that_ends_a_response(name, 
 def test_the_ends_of_a_response_are_those_of_the_model(tmp_path, monkeypatch):
     model, tokenizer = make_model(), toy_tokenizer()
     model.config.eos_token_id = model.generation_config.eos_token_id = 5
-    save_whole(model, tokenizer, tmp_path, "m")
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
     expected = [tokenizer.eos_token_id, 5]
     args = ModelConfig(str(tmp_path))
     (tmp_path / "generation_config.json").unlink()

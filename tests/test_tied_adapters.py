@@ -11,7 +11,6 @@ from trl import ModelConfig
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import load_policy, merge_adapter, policy_for_training
-from epo_trl.models.adapters import save_whole
 from epo_trl.trainers import EPOTrainer
 from epo_trl.trainers.support import check_policy
 
@@ -34,7 +33,7 @@ def logits(model):
 @pytest.fixture(params=ON)
 def adapter(request, tmp_path):
     folder = tmp_path / "adapter"
-    save_whole(make_model(seed=3), toy_tokenizer(), folder / "base", "tiny")
+    make_model(seed=3).save_pretrained(folder / "base")
     base = AutoModelForCausalLM.from_pretrained(folder / "base")
     assert base.config.tie_word_embeddings
     model = get_peft_model(base, LoraConfig(r=4, task_type="CAUSAL_LM", **ON[request.param]))

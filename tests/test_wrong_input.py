@@ -66,7 +66,7 @@ def test_a_path_is_that_of_a_model(monkeypatch, tmp_path):
     for name in ("runs/x", "tiny", "tiny:32x1", "owner/name"):
         check_model_name(name)
     for name in ("./y", "/y", "~/y", "runs/y/", "a/b/c"):
-        with pytest.raises(ValueError, match="player: .*there is no such folder"):
+        with pytest.raises(ValueError, match="player: .*no folder with config.json"):
             check_model_name(name, "player")
 
 

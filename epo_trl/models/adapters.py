@@ -1,14 +1,8 @@
-"""Finds LoRA adapters, loads them onto their base model, and merges them into it.
-
-An adapter needs its base model. If the base was built in memory and is not a checkpoint elsewhere, it is saved next to
-the adapter in a folder `base`.
-"""
+"""Finds LoRA adapters, loads them onto their base model, and merges them into it."""
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +14,6 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from epo_trl.errors import InputError
 from epo_trl.models.families import load_model
-from epo_trl.runs.checkpoint_files import FINISHED, what_model
-from epo_trl.runs.run_lock import on_main_process
-
-BASE = "base"
-NOTE = "made_from.txt"
-_CHECKPOINT = re.compile(r"last-checkpoint|checkpoint-\d+")
 
 
 @dataclass(frozen=True)
@@ -42,22 +30,12 @@ class Adapter:
 
     @classmethod
     def find(cls, name: str, revision: str | None = None) -> Adapter | None:
-        """Returns the adapter with that name, or `None` if the name is not an adapter's.
-
-        Its base is next to it if it was saved there, else where the adapter recorded it.
-
-        Raises:
-            InputError: If it names no base.
-        """
+        """Returns the adapter with that name, or `None` if it is not an adapter's; `InputError` if it names no base."""
         path = find_adapter_config_file(name, revision=revision)
         if path is None:
             return None
         settings = json.loads(Path(path).read_text(encoding="utf-8"))
-        base, folder = settings.get("base_model_name_or_path"), Path(name)
-        if base is None or Path(base).name == BASE:
-            beside_run = [folder.resolve().parent / BASE] if _CHECKPOINT.fullmatch(folder.resolve().name) else []
-            places = [at for at in (folder / BASE, *beside_run) if (at / "config.json").is_file()]
-            base = str(places[0]) if places else base
+        base = settings.get("base_model_name_or_path")
         if base is None:
             raise InputError(f"model_name_or_path: got the adapter {name}, which names no base model")
         return cls(name, base, settings, revision)
@@ -82,7 +60,6 @@ class Adapter:
                 f"model_name_or_path: expected an adapter with the weights of its base {self.base}, got {self.name}, "
                 f"which does not fit {len(wrong)} of them, such as {', '.join(wrong[:2])}"
             )
-        both.peft_config["default"].base_model_name_or_path = self.base  # where it was found, so that saving records it
         both.adapter_source = self.name if Path(self.name).is_dir() else f"{self.name}@{self.revision or 'main'}"
         return both
 
@@ -131,42 +108,3 @@ def _untie(model: Any) -> None:
         head = head.get_base_layer() if is_adapted(head) else head
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=head.weight.requires_grad)
         model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
-
-
-def keep_base(args: Any, model: Any, tokenizer: Any, source: str) -> str:
-    """Saves a model made in memory in the run's folder `base`, in the main process; returns that folder. Collective.
-
-    A run that has a checkpoint or is finished keeps its original base. `source` is what the model was made from.
-
-    Raises:
-        InputError: On every rank, if the folder is of a run with another model, or of none.
-    """
-    folder = Path(args.output_dir) / BASE
-
-    def keep() -> None:
-        made = made_from(folder)
-        begun = (folder.parent / FINISHED).exists() or any(folder.parent.glob("checkpoint-*"))
-        if folder.exists() and (not made or begun and made[-1] != what_model(source)):
-            raise InputError(f"output_dir: expected no folder {BASE} of another model in it, got {args.output_dir}")
-        if not (made and begun):
-            save_whole(model, tokenizer, folder, source)
-
-    on_main_process(args, keep)
-    return str(folder)
-
-
-def save_whole(model: Any, tokenizer: Any, folder: Path, source: str) -> None:
-    """Saves a plain checkpoint atomically: the folder is complete or absent. Records the model's source."""
-    part = folder.with_name(f"_saving-{folder.name}")
-    shutil.rmtree(part, ignore_errors=True)
-    model.save_pretrained(part)
-    tokenizer.save_pretrained(part)
-    (part / NOTE).write_text(f"{source}\n{what_model(source)}", encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
-
-
-def made_from(folder: Path) -> list[str]:
-    """Returns the recorded name and identity of a saved model's source; `[]` if `save_whole` did not write it."""
-    note = folder / NOTE
-    return note.read_text(encoding="utf-8").splitlines() if note.is_file() else []

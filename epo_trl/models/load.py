@@ -21,13 +21,12 @@ from trl.trainer.utils import create_model_from_path
 
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
-from epo_trl.models.adapters import Adapter, keep_base, save_whole
+from epo_trl.models.adapters import Adapter
 from epo_trl.models.corpus import corpus
 from epo_trl.models.families import load_model
 from epo_trl.models.generate import end_ids
 from epo_trl.models.tiny import DEFAULT_SIZE, HEADS, build_model, build_tokenizer
 from epo_trl.runs.checkpoint_files import checkpoints, last_checkpoint
-from epo_trl.runs.run_lock import place_lock
 from epo_trl.runs.run_settings import uses_zero3
 
 COPIES = ":copy"  # the end of the name of a tiny model that starts to copy
@@ -46,8 +45,7 @@ class InitKwargs(dict[str, Any]):
 def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, template: str) -> dict[str, Any]:
     """Prepares the arguments of a TRL trainer: `model`, `processing_class`, `peft_config`, `quantization_config`.
 
-    Training continues an adapter. A base that is made in memory is saved in `output_dir/base`. The reference policy of
-    a KL term is always the policy at the start of the run.
+    Training continues an adapter. The reference policy of a KL term is always the policy at the start of the run.
 
     Args:
         model_args: Model settings. `model_name_or_path` is a Hub id or a local path of a model or an adapter, or
@@ -58,20 +56,18 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         template: Name or folder of the prompt template.
     """
     name, adapter = _find(model_args)
-    if not tiny_size(name):
-        check_output_dir(args.output_dir, name, adapter.base if adapter else None)
     quantization, trust = get_quantization_config(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise InputError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
     kwargs = InitKwargs(args.model_init_kwargs, _init_kwargs(model_args))
     args.model_init_kwargs = kwargs.given
     if tiny_size(name):
+        if model_args.use_peft:
+            raise InputError(f"use_peft: expected False with {name!r}, whose weights are random, got True")
         model, tokenizer = _tiny(model_args, suite, template, args.seed)
-        if not model_args.use_peft:
-            return {"model": model, "processing_class": tokenizer}
-        model = keep_base(args, model, tokenizer, name)
-    else:
-        model, tokenizer = name, tokenizer_of(model_args, **trust)
+        return {"model": model, "processing_class": tokenizer}
+    check_output_dir(args.output_dir, name, adapter.base if adapter else None)
+    tokenizer = tokenizer_of(model_args, **trust)
     if adapter is not None:
         if not model_args.use_peft:
             raise InputError(
@@ -84,9 +80,9 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
         return {"model": model, "processing_class": tokenizer}
     args.model_init_kwargs = kwargs
     return {
-        "model": model,
+        "model": name,
         "processing_class": tokenizer,
-        "peft_config": _peft_config(model_args, model, **trust),
+        "peft_config": _peft_config(model_args, name, **trust),
         "quantization_config": quantization,
     }
 
@@ -117,15 +113,11 @@ def check_model_name(name: str | None, field: str = "model_name_or_path") -> Non
     """Raises `InputError` if a name is a path but not the folder of a model; a Hub id is left to transformers."""
     if not name:
         raise InputError(f"{field}: expected a Hub id, a local path or 'tiny', got nothing")
-    if tiny_size(name):
-        return
-    if Path(name).is_dir():
-        if not any((Path(name) / file).is_file() for file in (*CONFIGS, TOKENIZER)):
-            saved = last_checkpoint(name)
-            hint = f"; its last checkpoint is {saved}" if saved else ""
-            raise InputError(f"{field}: got {name!r}, which cannot be read: it has no {' or '.join(CONFIGS)}{hint}")
-    elif name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1:
-        raise InputError(f"{field}: got {name!r}, which cannot be read: there is no such folder")
+    folder = Path(name)
+    is_path = folder.is_dir() or name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+    if is_path and not tiny_size(name) and not any((folder / file).is_file() for file in (*CONFIGS, TOKENIZER)):
+        hint = f"; its last checkpoint is {saved}" if (saved := last_checkpoint(name)) else ""
+        raise InputError(f"{field}: got {name!r}, which cannot be read: no folder with {' or '.join(CONFIGS)}{hint}")
 
 
 def check_output_dir(output_dir: str, *models: str | None) -> None:
@@ -175,12 +167,11 @@ def load_policy(
 def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remote_code: bool = False) -> Path:
     """Merges an adapter into its base and saves a plain checkpoint with its tokenizer; returns the folder.
 
-    `out` does not exist or is empty, and is not the current folder, which could not be replaced. With the `dtype`
-    `"auto"` the weights have the base model's.
+    `out` does not exist or is empty. With the `dtype` `"auto"` the weights have the base model's.
     """
     folder = Path(out).resolve()
-    if folder == Path.cwd() or folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"out: expected a new folder, got {out}, which is there already or the current folder")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"out: expected a new folder, got {out}, which is there already")
     model_args = ModelConfig(name)
     _, adapter = _find(model_args)
     if adapter is None:
@@ -188,8 +179,8 @@ def merge_adapter(name: str, out: str | Path, *, dtype: str = "auto", trust_remo
             f"adapter: got {name}, where there is no adapter_config.json; expected the folder of an adapter"
         )
     tokenizer = tokenizer_of(model_args, trust_remote_code)
-    with place_lock(folder, "out"):
-        save_whole(adapter.merged(dtype=dtype, trust_remote_code=trust_remote_code), tokenizer, folder, name)
+    adapter.merged(dtype=dtype, trust_remote_code=trust_remote_code).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

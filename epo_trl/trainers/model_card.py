@@ -15,7 +15,6 @@ from huggingface_hub import ModelCard, ModelCardData
 from epo_trl import __version__
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.report import report_files
-from epo_trl.models.adapters import made_from
 from epo_trl.models.families import Changed, as_published
 
 CARD = "README.md"
@@ -103,8 +102,7 @@ def _described(base: str) -> str:
         return "none: trained from scratch"
     if _is_hub_id(base):
         return f"[{base}](https://huggingface.co/{base})"
-    source = made_from(Path(base))
-    return f"`{Path(base).name}`, a local folder" + (f", made from `{Path(source[0]).name}`" if source else "")
+    return f"`{Path(base).name}`, a local folder"
 
 
 def _results(run_dir: Path, step: int) -> str:
