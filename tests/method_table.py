@@ -56,7 +56,7 @@ CASES = {
     "epo-constant-beta": Case({"beta_k": 2.0}, {"beta_k": 2.0}, EPO.fields, EPO.neutral_fields),
     "epo-v2": EPO,
     "turn-band": EPO,
-    "decision-bonus": Case({"weight": 0.5, "top_share": 0.5}, {"weight": 0.0, "top_share": 0.5}),
+    "decision-bonus": Case({"weight": 0.5, "threshold": 3.0}, {"weight": 0.0, "threshold": 3.0}),
     "ea": Case(neutral={"alpha": 0.0}),
     "adaptive": Case({"target": 9.0, "start": 0.4, "delta": 0.05, "maximum": 0.6}, {"target": 9.0, "delta": 0.0}),
     "ref-nucleus": Case({"weight": 0.5}, neutral={"weight": 0.0}),

@@ -63,16 +63,6 @@ def test_thirds_are_means_over_the_tokens_of_each_episodes_own_thirds():
     assert (means["middle_third"], means["last_third"]) == (2.0, 6.0)
 
 
-def test_first_and_last_ten_tokens_are_counted_within_each_turn():
-    """A turn of 12 tokens and one of 3: the first ten are 0..9 and all three, the last ten 2..11 and all three."""
-    entropy = [[*range(12), 777, 100, 200, 300]]
-    turns = [[0] * 12 + [1] * 4]
-    mask = [[1] * 12 + [0] + [1] * 3]
-    means, _ = means_of(entropy, turns, mask)
-    assert means["first10_tokens"] == pytest.approx((sum(range(10)) + 600) / 13)
-    assert means["last10_tokens"] == pytest.approx((sum(range(2, 12)) + 600) / 13)
-
-
 def test_the_mean_is_over_the_tokens_of_all_micro_batches_and_ranks():
     """One token of entropy 1 in the first micro-batch, three of entropy 5 in the second: 4, not 3."""
     meter = feed(EntropyMeter(max_turns=1), [[1.0, 0.0]], [[0, -1]], [[1, 0]])
@@ -92,7 +82,7 @@ def test_sums_of_a_run_with_fewer_turns_are_those_of_its_batch_alone():
 
 
 def test_a_run_logs_the_means_of_plain_forwards_before_the_first_update(tmp_path):
-    """Two updates on the batch; no response has more than ten tokens."""
+    """Two updates on the batch."""
     cut = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "steps_per_generation": 2}
     trainer = with_episodes(make_trainer(tmp_path, temperature=TEMPERATURE, max_steps=2, **cut))
     trainer.train()
@@ -101,10 +91,8 @@ def test_a_run_logs_the_means_of_plain_forwards_before_the_first_update(tmp_path
     counts = [len(episode.turns) for episode in make_episodes()]
     late = [2 * token.turn >= counts[token.row] for token in tokens]
     thirds = [3 * token.turn // counts[token.row] for token in tokens]
-    every = [True] * len(tokens)
     parts = {
-        "all_tokens": every, "first10_tokens": every, "last10_tokens": every,
-        "early_turns": [not one for one in late], "late_turns": late,
+        "all_tokens": [True] * len(tokens), "early_turns": [not one for one in late], "late_turns": late,
         **{f"{name}_third": [third == i for third in thirds] for i, name in enumerate(("first", "middle", "last"))},
     }  # fmt: skip
     for name, chosen in parts.items():

@@ -12,43 +12,34 @@ MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
 TURNS = [[0, 0, 1, 1], [0, 0, 0, -1]]
 
 
-def modified(batch, **settings):
-    return DecisionBonus(weight=0.1, **settings).modify_advantages(batch.entropy, batch)
-
-
-def decision_tokens(batch, **settings):
-    return modified(batch, **settings).token_annotations["decisions"]
+def modified(batch, threshold):
+    return DecisionBonus(weight=0.1, threshold=threshold).modify_advantages(batch.entropy, batch)
 
 
 # ---------------------------------------------------------------------------------------------------------- decisions
 
 
 @pytest.mark.parametrize(
-    ("settings", "decisions"),
+    ("threshold", "decisions"),
     [
-        ({"threshold": 0.3}, [2.0, 1.0]),  # at the cut a token is forced
-        ({"threshold": 0.0}, [0.1, 2.0, 0.3, 1.0]),
-        ({"threshold": 5.0}, []),
-        ({"top_share": 0.4}, [2.0, 1.0]),  # two of five
-        ({"top_share": 0.6}, [2.0, 0.3, 1.0]),
-        ({"top_share": 1.0}, [0.1, 2.0, 0.3, 1.0]),  # what has no entropy is no decision
-        ({"top_share": 0.01}, []),
+        (0.3, [2.0, 1.0]),  # at the cut a token is forced
+        (0.0, [0.1, 2.0, 0.3, 1.0]),
+        (5.0, []),
     ],
 )
-def test_decisions_by_hand(settings, decisions):
+def test_decisions_by_hand(threshold, decisions):
     """What the mask leaves out never counts, whatever its entropy is."""
-    got = decision_tokens(batch_of(TURNS, entropy=ENTROPY, mask=MASK), **settings)
+    got = modified(batch_of(TURNS, entropy=ENTROPY, mask=MASK), threshold).token_annotations["decisions"]
     assert ENTROPY[got].tolist() == pytest.approx(decisions) and not (got & ~MASK.bool()).any()
 
 
 def test_metrics_by_hand():
     batch = batch_of(TURNS, entropy=ENTROPY, mask=MASK)
-    assert modified(batch, threshold=0.5).metrics == pytest.approx(
+    assert modified(batch, 0.5).metrics == pytest.approx(
         {"entropy/decision_tokens": 1.5, "entropy/forced_tokens": 0.4 / 3, "entropy/decision_share": 0.4}
     )
     empty = batch_of(TURNS, entropy=ENTROPY, mask=torch.zeros_like(MASK))
-    for settings in ({"threshold": 0.5}, {"top_share": 0.5}):
-        assert modified(empty, **settings).metrics == {"entropy/decision_share": 0.0}
+    assert modified(empty, 0.5).metrics == {"entropy/decision_share": 0.0}
 
 
 # -------------------------------------------------------------------------------------------------------------- bonus

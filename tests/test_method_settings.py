@@ -15,7 +15,6 @@ SETTINGS = [
     ("ea", {"alpha": "much"}, "'ea': alpha: .*got 'much'"),
     ("adaptive", {}, "'adaptive': .* missing 1 required positional argument: 'target'"),
     ("clip-v", {"mu": float("inf")}, "'clip-v': mu: expected a number >= 0.*got inf"),
-    ("decision-bonus", {"weight": 0.1}, "threshold, top_share: expected exactly one of them, got None and None"),
     ("decision-bonus", {"weight": 1, "threshold": 1, "schedule": "cosine"}, "end_weight: expected a .*got None"),
     ("entrocraft", {"low_start": 0.8}, "low_start, high_start: expected 0 <= low_start <= .*got 0.8 and 0.7"),
     ("epo-decay", {**TURNS, "schedule": "constant"}, "end_weight: .*got 0.1"),

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from epo_trl.bounds import NonNegative, PositiveShare
-from epo_trl.errors import InputError
+from epo_trl.bounds import NonNegative
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need, StepSummary
-from epo_trl.methods.token_statistics import lowest
 from epo_trl.objectives import check_schedule, scheduled_weight
 
 
@@ -20,12 +18,11 @@ class DecisionBonus(Method):
 
     Forced tokens count as 0 in the mean, so a decision token gets the same gradient as from EPO's bonus with that
     weight. Decision tokens are selected at collection and stay fixed for all updates on the batch; only H has a
-    gradient. Exactly one of `threshold` and `top_share` must be set. There are no published values.
+    gradient. There are no published values.
 
     Args:
         weight: Weight at the first RL step.
         threshold: Entropy in nats above which a token is a decision.
-        top_share: Fraction of the batch's tokens, those with the highest entropy on all ranks, that are decisions.
         schedule: `"constant"`, `"linear"` or `"cosine"`, over the RL steps.
         end_weight: Weight at the last RL step; `None` with a constant schedule.
     """
@@ -34,26 +31,16 @@ class DecisionBonus(Method):
     needs = {Need.SCORES}
 
     weight: NonNegative
-    threshold: NonNegative | None = None
-    top_share: PositiveShare | None = None
+    threshold: NonNegative
     schedule: str = "constant"
     end_weight: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_schedule(self.schedule, self.end_weight)
-        if (self.threshold is None) == (self.top_share is None):
-            raise InputError(
-                f"threshold, top_share: expected exactly one of them, got {self.threshold} and {self.top_share}"
-            )
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        uncertain = batch.mask.bool() & (batch.entropy > (self.threshold or 0.0))  # an entropy of 0 is always forced
-        if self.top_share is None:
-            decisions = uncertain
-        else:
-            number = round(self.top_share * int(batch.ranks.sum(batch.mask.sum())))
-            decisions = lowest(-batch.entropy, uncertain, number, batch)
+        decisions = batch.mask.bool() & (batch.entropy > self.threshold)
         parts = torch.stack([decisions, batch.mask.bool() & ~decisions]).flatten(1)
         sums = torch.where(parts, batch.entropy.double().flatten(), 0.0).sum(1)
         sums, counts = batch.ranks.sum(torch.stack([sums, parts.sum(1)])).tolist()

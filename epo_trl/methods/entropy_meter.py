@@ -7,10 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-EDGE_TOKENS = 10  # number of tokens in `entropy/first10_tokens` and `entropy/last10_tokens`
-_THIRDS = ("first_third", "middle_third", "last_third")
-_EDGES = (f"first{EDGE_TOKENS}_tokens", f"last{EDGE_TOKENS}_tokens")
-_PARTS = ("all_tokens", "early_turns", "late_turns", *_THIRDS, *_EDGES)
+_PARTS = ("all_tokens", "early_turns", "late_turns", "first_third", "middle_third", "last_third")
 
 
 class EntropyMeter:
@@ -19,7 +16,6 @@ class EntropyMeter:
     Early turns are the first half of each episode (including the middle turn of an odd number), late turns the rest.
     Turn t, from 0, of n belongs to third floor(3 t / n). Leftover turns go to the earlier thirds: an episode of one
     turn is a first third, one of two turns a first and a middle third.
-    First and last tokens are counted within each turn's response.
 
     Args:
         max_turns: Number of turn indices with a separate mean.
@@ -50,7 +46,7 @@ class EntropyMeter:
         third = 3 * turns // number.clamp(min=1)
         thirds = (mask & (third == i) for i in range(3))
         # Only masks, no indices: finding where a mask is true would synchronise with the device.
-        parts = torch.stack([mask, early, mask & ~early, *thirds, *_edge_masks(turns, mask)]).flatten(1)
+        parts = torch.stack([mask, early, mask & ~early, *thirds]).flatten(1)
         values = torch.where(mask, entropy, 0.0).to(self.sums.dtype).flatten()
         self.sums[:, : len(_PARTS)] += torch.stack([torch.where(parts, values, 0.0).sum(1), parts.sum(1)])
         index = turns.clamp(min=0, max=self.max_turns - 1).long().flatten() + len(_PARTS)
@@ -67,19 +63,3 @@ class EntropyMeter:
         means = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
         parts, turns = zip(_PARTS, means, strict=False), enumerate(means[len(_PARTS) :])
         return {p: mean for p, mean in parts if mean is not None}, {t: mean for t, mean in turns if mean is not None}
-
-
-def _edge_masks(turns: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns masks of the first and of the last `EDGE_TOKENS` sampled tokens of each turn."""
-    from_start = _run_position(turns, mask)
-    from_end = _run_position(turns.flip(1), mask.flip(1)).flip(1)
-    return mask & (from_start < EDGE_TOKENS), mask & (from_end < EDGE_TOKENS)
-
-
-def _run_position(turns: Tensor, mask: Tensor) -> Tensor:
-    """Returns each token's position among the sampled tokens of its turn. A turn is one run of true mask values."""
-    count = mask.long().cumsum(1)
-    before = torch.cat([torch.full_like(turns[:, :1], -1), turns[:, :-1]], dim=1)
-    starts = mask & (turns != before)
-    start_count = torch.where(starts, count, 0).cummax(1).values
-    return count - start_count
