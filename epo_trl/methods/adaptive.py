@@ -24,8 +24,7 @@ class AdaptiveEntropy(Method):
         target: Target entropy per token, in nats. The paper uses 0.2 for mathematics; it depends on model and task.
         delta: Change of the coefficient per RL step. The paper uses 0.005.
         start: Initial coefficient.
-        maximum: Upper bound of the coefficient. The authors' 7B script uses 0.005 and moves by 0.0001 per step; TRL's
-            own adaptive bonus uses 1.
+        maximum: Upper bound of the coefficient. The authors' 7B script uses 0.005 and moves by 0.0001 per step.
     """
 
     card = "[adaptive entropy control](https://arxiv.org/abs/2505.22312), target {target:g}"

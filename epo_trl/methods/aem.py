@@ -17,8 +17,7 @@ class AEM(Method):
     """`A' = A * exp(-T h) / mean exp(-T h)`, equal for all tokens of a response, that is, of a turn.
 
     h is the mean token entropy of the response, scaled to run from 0 to 1 over the responses of its group on all ranks.
-    The mean is over the same responses. If all entropies are equal up to rounding, the weights are 1. The weights
-    carry no gradient.
+    The mean is over the same responses. If all entropies are equal up to rounding, the weights are 1.
 
     Args:
         temperature: T. The paper uses 1. With 0 all weights are 1.

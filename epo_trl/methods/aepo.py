@@ -20,10 +20,8 @@ _CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 class AEPO(Method):
     """`A' = A * (1 + alpha * z)`, and a gradient for tokens that the policy loss clips from above.
 
-    z is the token's entropy, standardised with the mean and the standard deviation over the sampled tokens of the batch
-    on all ranks. It carries no gradient. Where `A' > 0` and the ratio r exceeds `1 + epsilon_high`, the clipped loss
-    `-A' (1 + epsilon_high)` is constant. AEPO uses `-A' (1 + epsilon_high) r / sg(r)` instead, which has the same value
-    and a gradient.
+    z is the token's entropy, standardised over the batch on all ranks. Where `A' > 0` and the ratio r exceeds
+    `1 + epsilon_high`, the loss is `-A' (1 + epsilon_high) r / sg(r)`, with the value of the clipped loss.
 
     Args:
         alpha: Strength of the entropy weighting. The authors use 0.2.

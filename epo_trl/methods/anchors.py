@@ -28,8 +28,7 @@ class Anchored(Method):
     Args:
         anchor: What two turns must share. "observation": the text that the agent saw. "state": the state of the
             environment, which it gives as `info["state_key"]`; the agent does not see it.
-        anchor_turns: Number of consecutive observations or states, up to this turn's, that must be equal. An episode's
-            first turns compare all that they have.
+        anchor_turns: Number of consecutive observations or states, up to this turn's, that must be equal.
     """
 
     needs = {Need.GROUPS, Need.TURN_REWARDS}

@@ -24,9 +24,8 @@ FEATURE_CLIP = 5.0  # features are clipped at this many standard deviations
 class ArCHer(Method):
     """`A = min(Q_1, Q_2) - min(V_1, V_2)`, equal for all tokens of a turn.
 
-    It differs from the source in three ways. The critics read the reference policy's hidden states of a turn instead of
-    training a RoBERTa, so transitions in the replay buffer never go stale. V regresses to Q at the replayed action, not
-    at an action resampled from the policy. The policy learns from the new batch alone, through TRL's loss.
+    The critics read the reference policy's hidden states of a turn, so transitions in the replay buffer never go stale.
+    docs/methods.md lists what differs from the source.
 
     Args:
         seed: Seed of the critics' weights and of the order of the transitions.
@@ -35,12 +34,11 @@ class ArCHer(Method):
         learning_rate: Learning rate of the critics' Adam. The source uses 1e-3.
         critic_epochs: Passes over the replay buffer in each RL step. The source's code makes 3 updates, each on a
             sample of the buffer.
-        replay_size: Number of turns in the replay buffer, the newest of all ranks. The source's code keeps 500,000.
+        replay_size: Number of turns in the replay buffer, the newest of all ranks.
         batch_size: Number of turns per update.
         hidden_size: Width of the two hidden layers of each critic. Not in the source.
         warmup_rl_steps: Number of initial RL steps in which all advantages are 0. The source's code uses 20.
-        cut_ends: Whether to treat a truncated episode as terminated, as in the source's code. With false, its last turn
-            is not stored, because its next state is unknown.
+        cut_ends: Whether a truncated episode counts as terminated; if not, its last turn is not stored.
     """
 
     card = "[ArCHer](https://arxiv.org/abs/2402.19446)"

@@ -43,8 +43,7 @@ class ClipCov(Method):
     """Removes some tokens with high covariance from the policy loss.
 
     Among the tokens whose covariance lies between `low` and `high`, a fraction `share` of all tokens, at least one, is
-    drawn at random, and their advantage is set to 0. The draw depends only on the run's seed, the RL step and the
-    episode's index in the batch. It is therefore independent of the number of ranks, and a resumed run repeats it.
+    drawn at random, and their advantage is set to 0. The draw does not depend on the number of ranks.
 
     Args:
         share: Fraction of the batch's tokens to remove. The paper uses 2e-4. 0 removes none.
@@ -84,10 +83,8 @@ class ClipCov(Method):
 class KLCov(Method):
     """Adds `coefficient * |log pi - log pi_old|` to the policy loss of the tokens with the highest covariance.
 
-    A fraction `share` of all tokens, at least one, is selected. The policy loss itself is unchanged. The term carries a
-    gradient. It is 0 while pi equals pi_old, so a batch needs more than one update. Distances that rounding alone can
-    produce (`rounding_nats`) also count as 0: their sign is random, and the gradient of a distance does not vanish near
-    0.
+    A fraction `share` of all tokens, at least one, is selected. Distances that rounding alone can produce
+    (`rounding_nats`) count as 0: their sign is random, and the gradient of a distance does not vanish near 0.
 
     Args:
         share: Fraction of the batch's tokens to select. The paper uses 0.002 for a 7B model and 0.0002 for a 32B model.

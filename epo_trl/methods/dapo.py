@@ -19,15 +19,12 @@ FIELDS = {"epsilon": 0.2, "epsilon_high": 0.28, "loss_type": "dapo", "beta": 0.0
 class DAPO(Method):
     """Dynamic sampling and overlong reward shaping. `FIELDS` holds the rest of DAPO.
 
-    Dynamic sampling rejects groups whose members all have the same outcome. Overlong shaping subtracts
-    `overlong_penalty * min(1, (n - (1 - c) L) / (c L))` from the reward of a turn whose response has n > (1 - c) L
-    tokens, with `L = max_completion_length` and `c = overlong_share`. The paper has one response per episode; here each
-    turn is shaped separately.
+    Overlong shaping subtracts `overlong_penalty * min(1, (n - (1 - c) L) / (c L))` from the reward of a turn whose
+    response has n > (1 - c) L tokens, with `L = max_completion_length` and `c = overlong_share`.
 
     Args:
         max_completion_length: The field of the configuration, in tokens.
-        outcome: Outcome that is compared within a group: `"won"`, whether the task was solved, as in the paper, or
-            `"return"`, the total reward, for environments with partial rewards.
+        outcome: What may not be equal in a group: `"won"`, as in the paper, or `"return"`, the total reward.
         overlong_share: Final fraction of the length limit that is penalised. The paper uses 4096 of 20480 tokens.
         overlong_penalty: Largest penalty. The paper uses 1, with 1 for success and -1 for failure. 0 disables it.
     """

@@ -18,14 +18,12 @@ class EMPG(Method):
     """`A' = A * exp(-k h) / mean exp(-k h) + zeta * exp(-k h_next)`, then minus the mean of A' over the group's turns.
 
     h is the mean token entropy of a turn, scaled to run from 0 to 1 over the turns of the batch on all ranks; the mean
-    is over the same turns. h_next belongs to the episode's next turn; the last turn gets no bonus. None of these terms
-    carries a gradient.
+    is over the same turns. h_next belongs to the episode's next turn; the last turn gets no bonus.
 
     Args:
         k: Sharpness of the weighting. The paper uses 1.
         zeta: Weight of the bonus for a confident next turn. The paper uses 0.05.
-        center: Whether to subtract the mean. Here it is the group's mean; the paper and the authors' code use one mean
-            over the turns of the whole batch.
+        center: Whether to subtract the group's mean; the paper uses one mean over the turns of the whole batch.
     """
 
     card = "[EMPG, entropy-modulated policy gradients](https://arxiv.org/abs/2509.09265), k {k:g}, zeta {zeta:g}"

@@ -18,10 +18,7 @@ class Entrocraft(Method):
     """Above the band only positive advantages are kept, below it only negative ones; the others become 0.
 
     The mean entropy over the sampled tokens of the batch, on all ranks, in nats, is compared with the band. Both edges
-    move linearly from the first RL step to the last.
-
-    The paper rejects whole responses, and its loss is a mean over the remaining ones. Here a dropped token stays in the
-    mean with an advantage of 0, so outside the band the gradient shrinks by the dropped share.
+    move linearly from the first RL step to the last. A dropped token stays in the mean, unlike in the paper.
 
     Args:
         low_start: Lower edge at the first RL step. The authors use 0.6.

@@ -60,12 +60,12 @@ class ClipV(Method):
     """Removes the penalised tokens with `D > mu std D`, where `D = E[S] - S`.
 
     E[S] is the mean of p (H + log p) under the policy, `sum of p^2 (H + log p)` over the vocabulary. The deviation is
-    that of the counted tokens of the batch. At most `max_share` of those tokens, rounded down but at least one, are
-    removed: those with the largest D.
+    that of the counted tokens of the batch.
 
     Args:
         mu: Number of standard deviations from which a token is removed. The authors use 8.5.
-        max_share: Largest fraction of the batch's tokens to remove. The authors use 1e-4. 0 removes none.
+        max_share: Fraction of the batch's tokens, at least one, of which those with the largest D are removed. The
+            authors use 1e-4. 0 removes none.
     """
 
     card = "[Clip_V](https://arxiv.org/abs/2602.03392), mu {mu:g}, at most {max_share:g} of the tokens"

@@ -164,8 +164,7 @@ class EPOBase(EPO):
 class EPODecay(EPOBase):
     """EPO-Base with a lambda that decays from `epo_lambda` to `end_weight`, over the RL steps or over the turns.
 
-    Over turns, the tokens of turn t of every episode have the weight of the schedule at t of `max_turns`. The paper
-    describes both kinds without values.
+    Over turns, the tokens of turn t of every episode have the weight of the schedule at t of `max_turns`.
 
     Args:
         over: `"training"` (appendix B.4.1) or `"turns"` (section 5.4).
@@ -219,10 +218,9 @@ class EPOConstantBeta(EPO):
 
 @dataclass
 class EPOSecondVersion(EPO):
-    """EPO with the schedule of the paper's second version: in the second half, beta_k keeps falling towards 1.
+    """EPO with the schedule of the paper's second version.
 
-    `beta_k = 1 + (smoothing_beta_start - 1) * exp(-smoothing_decay * k / k_mid)`, with 2 and 3 in the paper.
-    `smoothing_beta_end` is ignored.
+    `beta_k = 1 + (smoothing_beta_start - 1) * exp(-smoothing_decay * k / k_mid)`, without `smoothing_beta_end`.
     """
 
     variant = " with the schedule of its second version"
@@ -236,8 +234,7 @@ class TurnBand(EPO):
     """EPO whose band (Eq. 5) applies to the mean entropy of each turn instead of each token's entropy.
 
     All tokens of a turn are below, inside or above the band together, and those of a turn outside the band are pushed
-    equally. With `smoothing_alpha * beta_k` above 1, the entropy of turns above the band decreases. Not from a paper:
-    it follows a question of the EPO paper's reviewers. There are no published values.
+    equally. Not from a paper.
     """
 
     variant = " with its band on turns"

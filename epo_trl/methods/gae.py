@@ -116,18 +116,11 @@ class OutcomeGAE(_GAE):
 class VETTA(TurnGAE):
     """VETTA (October 2026): GAE over turns and, inside each turn, over its tokens, by a critic with two heads.
 
-    `A = (1 - token_weight) A_turn + token_weight A_token`.
-
-    A_turn is `TurnGAE`'s, from the first head V at the end of each observation. A_token is GAE over the tokens of one
-    turn, without a discount. Only the last token is paid, with `Q - V = A_turn`: the response's value Q = V + A_turn,
-    centred on the value of the state. So the second head U learns what the tokens so far add to V. It is 0 before the
-    first token, and nothing passes from turn to turn.
-
+        A = (1 - token_weight) A_turn + token_weight A_token
         A_token_i = delta_i + token_lambda A_token_i+1,   delta_i = U_i+1 - U_i,   U_1 = 0,   U_n+1 = A_turn
 
-    Of the source only a summary was known: the two heads, GAE over turns, and GAE inside a turn that is centred on the
-    response's value. The response's value, the reward of the last token, the sum of both advantages, the targets of U
-    (`A_token + U`) and the equal weights of both heads in the critic's loss are a reading of that summary.
+    A_turn is `TurnGAE`'s, from the first head V at the end of each observation. The second head U learns what the
+    tokens of a turn so far add to V. Only a summary of the source was known: docs/ppo.md says what is ours.
 
     Args:
         token_weight: Weight of A_token. With 0 there is no second head, and the credit is `turn`, bit for bit.

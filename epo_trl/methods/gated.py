@@ -18,8 +18,7 @@ class Gated(GRPO):
     """`R = R_out + 1[R_out > threshold] * weight * sum of R_step`, with GRPO's advantage of R.
 
     `R_out` is the rollout's reward: `success_reward` for a solved task minus the invalid-action penalties. `R_step` is
-    the environment's own reward of a turn. The source gives no values that transfer to other tasks, so both settings
-    are required.
+    the environment's own reward of a turn.
 
     Args:
         threshold: Outcome reward above which the gate opens. Half of `success_reward` requires a solved task.

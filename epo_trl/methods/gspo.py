@@ -16,9 +16,7 @@ from epo_trl.objectives import turn_means
 class TurnGSPO(Method):
     """`s = exp(mean over the turn's tokens of log(pi / pi_old))` instead of each token's ratio.
 
-    The paper has one ratio per answer; an episode has one per turn. The gradient is that of the paper's GSPO-token:
-    token t contributes `s * A_t * grad log pi_t`. If all tokens of a turn share an advantage, this equals GSPO;
-    otherwise each token keeps its own.
+    The gradient is that of the paper's GSPO-token: token t contributes `s * A_t * grad log pi_t`.
     """
 
     card = "[GSPO](https://arxiv.org/abs/2507.18071) with a ratio per turn"

@@ -15,8 +15,8 @@ from epo_trl.methods.token_statistics import lowest, number_of_tokens, token_sha
 class HighEntropy(Method):
     """Sets the advantage of all tokens to 0 except the `share` with the highest entropy in the whole batch.
 
-    Entropies are those under the behaviour policy. The share is that of the counted tokens of all ranks, rounded down
-    but at least one token. As in the paper, the other tokens still count in the mean.
+    The share is that of the counted tokens of all ranks, rounded down but at least one token. As in the paper, the
+    other tokens still count in the mean.
 
     Args:
         share: Fraction of the tokens with a policy gradient. The paper uses 0.2. 1 keeps all.

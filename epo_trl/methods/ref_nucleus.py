@@ -20,8 +20,8 @@ class ReferenceNucleus(Method):
     """Adds `-weight * L_N`: EPO's mean (Eq. 4) of each token's nucleus entropy N instead of its entropy H.
 
     Let S be the tokens with a probability above `cut` under the frozen reference policy, and `q(v) = pi(v) / pi(S)`.
-    Then `N = -sum over v in S of q(v) log q(v)`. If the reference policy was certain of a token, S has one element:
-    no entropy, and no gradient. Only the policy carries a gradient. Not from a paper; the defaults come from a pilot.
+    Then `N = -sum over v in S of q(v) log q(v)`, 0 without a gradient if S has one element. Only the policy carries a
+    gradient. Not from a paper; the defaults come from a pilot.
 
     Args:
         cut: Probability, at the sampling temperature, above which a token belongs to S; below 0.5, so that two fit.

@@ -15,8 +15,7 @@ from epo_trl.methods.token_statistics import token_extremes, token_moments
 class RLOO(Method):
     """`A = R - mean of R over the other episodes of the task`, equal for all tokens of an episode.
 
-    R is the sum of the turns' rewards. Episodes without a signal are left out; an episode without another has A 0, as
-    have those of a group whose R are equal up to rounding.
+    An episode without another has A 0, as have those of a group whose R are equal up to rounding.
     """
 
     card = "[RLOO](https://arxiv.org/abs/2402.14740)"

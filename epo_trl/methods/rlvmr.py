@@ -23,21 +23,12 @@ _OPENING = re.compile(f"<({'|'.join(TAGS)})>")
 class RLVMR(GRPO):
     """`A = alpha * A_traj + (1 - alpha) * A_tag`, equal for all tokens of a turn.
 
-    `A_traj` is GRPO's advantage. `A_tag` is a turn's reward for its kind of reasoning, minus the mean over all turns
-    with the same tag, divided by their standard deviation, over the whole batch on all ranks. The rewards:
-
-    - planning: 1 if the episode solves the task;
-    - explore: 1 if no earlier valid turn of the episode had the same action;
-    - reflection: 1 if the last action was invalid, and this one differs;
-    - monitor: 0.
-
-    An invalid turn, or one whose response does not have exactly one tag, counts as untagged and gets 0, as in the
-    authors' code. The weighting follows the paper; that code adds `A_tag` with a weight of 1.
+    `A_traj` is GRPO's advantage. `A_tag` is a turn's reward for its kind of reasoning (`tag_rewards`), minus the mean
+    over all turns with the same tag, divided by their standard deviation, over the whole batch on all ranks.
 
     Args:
         alpha: Weight of `A_traj`. The paper uses 0.5; 1 is GRPO.
-        format_penalty: Penalty of a valid turn without exactly one tag before its action. The paper uses 0.1. Invalid
-            turns already incur the rollout's invalid-action penalty.
+        format_penalty: Penalty of a valid turn without exactly one tag before its action. The paper uses 0.1.
     """
 
     card = "[RLVMR](https://arxiv.org/abs/2507.22844), alpha {alpha:g}"
@@ -88,7 +79,7 @@ def find_tag(response: str) -> str:
 
 
 def tag_rewards(episode: Episode) -> Iterator[tuple[str, float]]:
-    """Yields the tag and the reward of each turn; an invalid turn has no tag and earns 0."""
+    """Yields the tag and the reward of each turn; a turn that is invalid or has not exactly one tag earns 0."""
     tried: set[str] = set()  # the actions of valid turns
     failed: str | None = None  # the last action, if it was invalid
     for turn in episode.turns:

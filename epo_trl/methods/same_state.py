@@ -1,4 +1,7 @@
-"""Credits that compare a turn with others that start from the same state: GiGPO, HGPO, GAGPO, GraphGPO."""
+"""Credits that compare a turn with others that start from the same state: GiGPO, HGPO, GAGPO, GraphGPO.
+
+`Anchored` explains the settings `anchor` and `anchor_turns`; the papers compare one observation, HGPO's up to 3 or 5.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,10 @@ class GiGPO(EpisodeAndTurn):
     anchor group. `A_S` is the discounted return from a turn, minus the mean of its anchor group, divided by its
     standard deviation. A turn without another in its state has `A_S` 0.
 
-    An invalid turn's reward includes its penalty, so the penalty is discounted into the returns of earlier turns. The
-    authors' code subtracts it from the return of that turn alone, after discounting.
-
     Args:
         gamma: Discount from turn to turn in `A_S`. The paper uses 0.95.
-        anchor: "observation", as in the paper, or "state" (see `Anchored`).
-        anchor_turns: Number of observations or states that must be equal; 1 in the paper.
         step_weight: Weight of `A_S`. The paper uses 1.
-        scale: Whether to divide `A_S` by the standard deviation of the anchor group. The paper describes both; the
-            default of the authors' code, `mean_norm`, does not divide.
+        scale: Whether to divide `A_S` by the standard deviation of the anchor group. The paper describes both.
     """
 
     card = "[GiGPO](https://arxiv.org/abs/2505.10978)"
@@ -59,13 +56,11 @@ class HGPO(Anchored):
     """`A = sum_k w_k A_k / sum_k w_k` with `w_k = (k + 1) ** alpha`, equal for all tokens of a turn.
 
     `A_k` is the discounted return from a turn, relative to the turns of its group with the same last k observations,
-    for k from 1 to `anchor_turns`. The sums run over the depths at which `A_k` is not 0, as in the authors' code: a
-    depth at which a turn is alone does not dilute the others.
+    for k from 1 to `anchor_turns`. The sums run over the depths at which `A_k` is not 0, as in the authors' code.
 
     Args:
         gamma: Discount from turn to turn. The authors' code uses 0.95.
-        anchor: "observation", as in the paper, or "state" (see `Anchored`).
-        anchor_turns: Largest depth. The paper compares up to 2 or 4 earlier observations: 3 or 5.
+        anchor_turns: Largest depth.
         alpha: How much more a deeper comparison weighs. The paper uses 1.
     """
 
@@ -102,13 +97,10 @@ class GAGPO(Anchored):
         V(s) = mean discounted return from the group's turns in state s,  0 after the last turn
         delta_t = r_t + gamma V(s_t+1) - V(s_t),   A_t = delta_t + gamma gae_lambda A_t+1
 
-    `A` is then normalized over all turns of the group. The paper's ratio per turn is `policy_method: gspo`. Only a
-    digest of the paper was read, so `gae_lambda` and the normalization by a sample's deviation are ours.
+    `A` is then normalized over all turns of the group.
 
     Args:
         gamma: Discount from turn to turn.
-        anchor: "observation", as in the paper, or "state" (see `Anchored`).
-        anchor_turns: Number of observations or states that must be equal; 1 in the paper.
         gae_lambda: Lambda of GAE.
     """
 
@@ -138,15 +130,11 @@ class GraphGPO(EpisodeAndTurn):
     """`A = A_E + step_weight * A_G`, equal for all tokens of a turn.
 
     `A_E` is GRPO's advantage of the episode. The states of a group's episodes, on all ranks, are the nodes of a graph
-    and their turns the edges; d(s) is the number of turns on the shortest path from s to success, over the turns of all
-    episodes. A turn that leads to s is worth `10 * omega ** d(s)`, as in the authors' code; Eq. 4 has one power more.
-    `A_G` is that value relative to the turns that leave the same state, divided by their standard deviation. States
-    without a path to success count as one turn farther than the farthest with one. A group without a success has `A_G`
-    0.
+    and their turns the edges; d(s) is the number of turns on the shortest path from s to success. A turn that leads to
+    s is worth `10 * omega ** d(s)`, as in the authors' code; Eq. 4 has one power more. `A_G` is that value relative to
+    the turns that leave the same state, divided by their standard deviation.
 
     Args:
-        anchor: "observation", as in the paper, or "state" (see `Anchored`).
-        anchor_turns: Number of observations or states that must be equal; 1 in the paper.
         omega: Factor per turn of distance, above 0 and below 1. The authors' code uses 0.1.
         step_weight: Weight of `A_G`. The authors' code uses 1.
     """

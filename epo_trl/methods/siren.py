@@ -81,13 +81,10 @@ class SIREN(Method):
 
     The nucleus of a token is the smallest set of alternatives with total probability `top_p` under the policy, at the
     sampling temperature. Its entropy is that of the policy renormalised over the set. The peaks of an episode are its
-    tokens above the `quantile` of these entropies. They are selected at collection, over all turns, and stay fixed for
-    all updates on the batch.
+    tokens above the `quantile` of these entropies at collection.
 
-    Hbar is a mean over the whole batch, on all ranks, so the square uses Hbar at collection, and the loss gets its
-    tangent there: `weight * (d^2 + 2 d (Hbar - sg(Hbar)))` with `d = sg(Hbar) - anchor`. This has the value and the
-    gradient of the square for the first update on a batch, however the batch is split. Only the entropy carries a
-    gradient.
+    Hbar is a mean over the whole batch, on all ranks, so the loss gets the square's tangent at collection, however the
+    batch is split: `weight * (d^2 + 2 d (Hbar - sg(Hbar)))` with `d = sg(Hbar) - anchor`.
 
     Args:
         weight: c. The paper uses 0.005.

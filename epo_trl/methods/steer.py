@@ -18,14 +18,12 @@ class STEER(Method):
 
     `k = -ln(min_weight) / max(max |Omega|, floor)`: the token with the largest change gets `min_weight`, others more.
     pi is the token's probability and H the entropy there, both under the behaviour policy, so pi equals pi_old and
-    `Omega = A (1 - pi) (ln pi + H)`. The maximum is over the batch, on all ranks. The weight multiplies the policy loss
-    without gradient, which is equivalent to multiplying the advantage.
+    `Omega = A (1 - pi) (ln pi + H)`. The maximum is over the batch, on all ranks.
 
     Args:
         min_weight: w_min. The authors' script for these weights uses 0.8; the default of their code is 0.95. With 1 all
             weights are 1.
-        floor: Smallest value used as the largest change, so that small changes keep weights near 1. The authors use
-            0.02.
+        floor: Smallest value used as the largest change. The authors use 0.02.
     """
 
     card = "[STEER](https://arxiv.org/abs/2510.10150), least weight {min_weight:g}"

@@ -20,9 +20,8 @@ _TOKEN_MEANS = ("dapo", "cispo", "vespo")  # TRL's losses that are means over th
 class TurnMean(Method):
     """`A' = A * N * w`: the loss, a mean over the N counted tokens of the batch, becomes `sum of w * loss of a token`.
 
-    w is the weight of a token in a mean over tokens of each turn, then over turns. Every policy loss of TRL is
-    proportional to the advantage, so a weight on a token's loss is a weight on its advantage. The weights depend on
-    the whole batch, on all ranks, and the mean of `N * w` over the tokens is 1.
+    w is the weight of a token in a mean over tokens of each turn, then over turns. The weights depend on the whole
+    batch, on all ranks, and the mean of `N * w` over the tokens is 1.
 
     Args:
         over: `"turns"`, the mean over all turns of the batch, as with one sequence per turn; or `"episodes"`, the mean

@@ -23,7 +23,7 @@ class VarianceFilter(Method):
 
     Args:
         share: Share of the sum of all groups' variances. RAGEN-2 uses 0.9. 1 leaves out the groups without variance.
-        most: Largest number of groups to train on, for batches that play more groups than that; `None` for all.
+        most: Largest number of groups to train on; `None` for all.
     """
 
     card = "the groups with {share:g} of the reward variance ([RAGEN-2](https://arxiv.org/abs/2604.06268))"
