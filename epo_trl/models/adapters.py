@@ -87,9 +87,10 @@ def is_adapted(layer: Any) -> bool:
 
 @contextmanager
 def keeping_base(model: Any) -> Iterator[None]:
-    """Restores the base to the bit where the block merges an adapter into it and unmerges it again, by copies.
+    """Restores the base to the bit after a block that merges an adapter into it and unmerges it again, by copies.
 
-    PEFT subtracts what it has added. In bf16 both are rounded, so the base would change with every merge.
+    PEFT subtracts what it has added. In bf16 both are rounded, so the base would change with every merge. ZeRO-3 does
+    not write back what the block gathers. A critic in the model is not merged.
     """
     bases = [layer.get_base_layer() for layer in model.modules() if is_adapted(layer)]
     weights = [(base, *named) for base in bases for named in base.named_parameters(recurse=False)]
