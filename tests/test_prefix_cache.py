@@ -112,10 +112,6 @@ def test_the_model_gets_its_generate_back():
         assert model.generate == cache.generate
         raise KeyError
     assert model.generate.__func__ is original and "generate" not in vars(model)
-    model.generate = own = lambda **kwargs: None
-    with reusing_prefixes(model):
-        pass
-    assert model.generate is own
 
 
 def test_models_that_forget_are_told_apart():

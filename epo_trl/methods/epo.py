@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -35,10 +35,6 @@ class EPO(Method):
     The settings are the fields of `EPOConfig` with the same names. With `epo_lambda` 0 the terms are logged only.
     """
 
-    config_fields: ClassVar[tuple[str, ...]] = (
-        "epo_lambda", "smoothing_alpha", "smoothing_beta_start", "smoothing_beta_end", "smoothing_decay", "kappa_low",
-        "kappa_high", "smoothing_penalty", "entropy_history", "entropy_history_window",
-    )  # fmt: skip
     variant = ""  # suffix of the name in a model card
 
     epo_lambda: float = 0.001
@@ -145,6 +141,9 @@ class EPO(Method):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.history.load_state_dict(state["history"])
+
+
+EPO.config_fields = tuple(field.name for field in fields(EPO))
 
 
 @dataclass

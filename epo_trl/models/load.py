@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,6 @@ CONFIGS = ("config.json", "adapter_config.json")  # of a model, of an adapter
 TOKENIZER = "tokenizer_config.json"
 
 
-class InitKwargs(dict[str, Any]):
-    """`model_init_kwargs` of a user over defaults. They remember those of the user, with which a second call begins."""
-
-    def __init__(self, given: Mapping[str, Any] | None, defaults: Mapping[str, Any]) -> None:
-        self.given = given.given if isinstance(given, InitKwargs) else given
-        super().__init__({**defaults, **(self.given or {})})
-
-
 def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, template: str) -> dict[str, Any]:
     """Prepares the arguments of a TRL trainer: `model`, `processing_class`, `peft_config`, `quantization_config`.
 
@@ -59,8 +50,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
     quantization, trust = get_quantization_config(model_args), {"trust_remote_code": args.trust_remote_code}
     if quantization is not None and not model_args.use_peft:
         raise InputError("load_in_4bit, load_in_8bit: got True without use_peft; quantized weights are not trained")
-    kwargs = InitKwargs(args.model_init_kwargs, _init_kwargs(model_args))
-    args.model_init_kwargs = kwargs.given
+    kwargs = {**_init_kwargs(model_args), **(args.model_init_kwargs or {})}
     if tiny_size(name):
         if model_args.use_peft:
             raise InputError(f"use_peft: expected False with {name!r}, whose weights are random, got True")

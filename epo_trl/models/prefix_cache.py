@@ -148,15 +148,12 @@ def longrope_start(config: Any) -> int | None:
 @contextmanager
 def reusing_prefixes(model: Any, reuse: bool = True) -> Iterator[PrefixCache]:
     """Makes a model's `generate` that of a `PrefixCache` until the end of the block."""
-    cache, before = PrefixCache(model, reuse), vars(model).get("generate")
+    cache = PrefixCache(model, reuse)
     model.generate = cache.generate
     try:
         yield cache
     finally:
-        if before is None:
-            del model.generate
-        else:
-            model.generate = before
+        del model.generate
 
 
 class GrowingLayer(DynamicLayer):
