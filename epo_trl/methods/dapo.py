@@ -49,7 +49,9 @@ class DAPO(Method):
             warnings.warn(f"policy_method: got 'dapo' with {'; '.join(others)}", stacklevel=2)
 
     def turn_rewards(self, episode: Episode) -> Sequence[float] | None:
-        shares = [self._too_long(len(turn.response_ids)) for turn in episode.turns]
+        last = self.overlong_share * self.max_completion_length
+        first = self.max_completion_length - last
+        shares = [min(1.0, max(0.0, (len(turn.response_ids) - first) / last)) for turn in episode.turns]
         if episode.is_usable:
             self.tally.add(overlong=sum(share > 0 for share in shares), turns=len(shares))
         if not self.overlong_penalty:
@@ -67,8 +69,3 @@ class DAPO(Method):
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         sums = self.tally.take(step.ranks)
         return {"dapo/overlong": sums["overlong"] / max(sums["turns"], 1)}
-
-    def _too_long(self, tokens: int) -> float:
-        """Returns how far a response extends into the penalised part of the length limit, from 0 to 1."""
-        last = self.overlong_share * self.max_completion_length
-        return min(1.0, max(0.0, (tokens - (self.max_completion_length - last)) / last))

@@ -22,7 +22,9 @@ class RLOO(Method):
     needs = {Need.GROUPS, Need.TURN_REWARDS}
 
     def credit(self, batch: Batch) -> Credit:
-        rows = compare_by_key(_returns(batch), batch, divisor=_others_share, size=largest_reward_sum(batch))
+        size = largest_reward_sum(batch)
+        # Divided by (n - 1) / n, since the mean of all n is nearer to a value than the mean of the others is.
+        rows = compare_by_key(_returns(batch), batch, divisor=lambda all_n: (len(all_n) - 1) / len(all_n), size=size)
         return Credit(batch.turn_rewards.new_tensor([sum(row) for row in rows]).unsqueeze(1) * batch.mask)
 
 
@@ -64,8 +66,3 @@ def _returns(batch: Batch) -> list[list[tuple[int, float]]]:
         [(group, reward)] if episode.is_usable else []
         for group, reward, episode in zip(groups, rewards, batch.episodes, strict=True)
     ]
-
-
-def _others_share(values: list[float]) -> float:
-    """Returns (n - 1) / n, by which the mean of all is nearer to a value than the mean of the others is."""
-    return (len(values) - 1) / len(values)

@@ -22,19 +22,14 @@ class MuonWithAdamW(torch.optim.AdamW):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Updates all parameters. Afterwards the matrices have no gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Updates all parameters, without a closure. Afterwards the matrices have no gradient."""
         for group in self.param_groups:
             for matrix in group["params"] if group["muon"] else ():
                 if matrix.grad is not None:
                     self._update(matrix, matrix.grad, group["lr"], group["weight_decay"])
                     matrix.grad = None  # AdamW leaves it alone
         super().step()
-        return loss
 
     def _update(self, matrix: nn.Parameter, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
         state = self.state[matrix]

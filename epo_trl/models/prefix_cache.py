@@ -89,23 +89,21 @@ class _Call:
 
     def rows_before(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | None:
         """Returns the row that each prompt extends, or `None` if everything must be recomputed."""
-        lengths = self.mask.sum(1)
+        known = [ids[mask.bool()] for ids, mask in zip(self.ids, self.mask, strict=True)]
         rows: list[int] = []
-        candidate = 0
+        candidates = iter(range(len(known)))
         for prompt, real in zip(input_ids, attention_mask, strict=True):
             tokens = prompt[real.bool()]
-            while candidate < len(lengths) and not self._is_prefix(candidate, int(lengths[candidate]), tokens):
-                candidate += 1
-            if candidate == len(lengths):
+            row = next((row for row in candidates if _extends(tokens, known[row])), None)
+            if row is None:
                 return None
-            rows.append(candidate)
-            candidate += 1
-        kept = torch.tensor(rows)
-        is_mostly_padding = self.mask.shape[1] > 2 * int(lengths[kept].max())
-        return None if is_mostly_padding else kept
+            rows.append(row)
+        is_mostly_padding = self.mask.shape[1] > 2 * max(len(known[row]) for row in rows)
+        return None if is_mostly_padding else torch.tensor(rows)
 
-    def _is_prefix(self, row: int, length: int, tokens: Tensor) -> bool:
-        return length < len(tokens) and torch.equal(self.ids[row][self.mask[row].bool()], tokens[:length])
+
+def _extends(tokens: Tensor, known: Tensor) -> bool:
+    return len(known) < len(tokens) and torch.equal(known, tokens[: len(known)])
 
 
 # Generation settings that depend only on the scores of the next token, or count new tokens. Others depend on the whole
@@ -127,7 +125,10 @@ def can_reuse(model: Any, generation_config: Any) -> bool:
     settings default to the model's own.
     """
     config = model.config.get_text_config()
-    if getattr(model, "_is_stateful", False) or config.model_type == "mpt" or longrope_start(config) is not None:
+    shared = getattr(config, "rope_parameters", None) or {}
+    ropes = [shared, *(rope for rope in shared.values() if isinstance(rope, dict))]  # of all layers, or by their type
+    has_longrope = any(rope.get("rope_type") == "longrope" for rope in ropes)
+    if getattr(model, "_is_stateful", False) or config.model_type == "mpt" or has_longrope:
         return False
     if not all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers):
         return False
@@ -135,14 +136,6 @@ def can_reuse(model: Any, generation_config: Any) -> bool:
     for config in (model.generation_config, generation_config):
         settings |= {name: value for name, value in config.to_dict().items() if value is not None}
     return all(name in _HARMLESS or value == _NEUTRAL.get(name, False) for name, value in settings.items())
-
-
-def longrope_start(config: Any) -> int | None:
-    """Returns the length in tokens above which a model's LongRoPE rescales a sequence; `None` for other models."""
-    shared = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    ropes = [shared, *(rope for rope in shared.values() if isinstance(rope, dict))]  # of all layers, or by their type
-    starts = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
-    return min(starts, default=None)
 
 
 @contextmanager
