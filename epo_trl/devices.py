@@ -16,10 +16,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
     CUDA copies asynchronously only from pinned memory. torch keeps that memory until the copy has ended, so the source
     may be changed or freed at once.
-
-    Args:
-        tensor: Tensor on the CPU.
-        device: Device of the returned tensor.
     """
     if device.type != "cuda":
         return tensor.to(device)
@@ -28,13 +24,9 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seeds the random generators inside the block and restores their state afterwards.
+    """Seeds the random generators of the CPU and the device inside the block and restores their state afterwards.
 
     Unlike `torch.manual_seed`, this seeds no other device.
-
-    Args:
-        seed: Seed of the CPU generator and the device generator.
-        device: Device that draws random numbers in the block; `None` if only the CPU does.
     """
     if device is None or device.type == "cpu":
         with torch.random.fork_rng(devices=[]):
@@ -52,9 +44,6 @@ def return_freed_memory(device: torch.device) -> None:
 
     The caches of a rollout and the activations of an update leave holes of different sizes between them. Without this
     call, a run on a CPU grows to about twice what it uses.
-
-    Args:
-        device: Device of the run.
     """
     if device.type != "cpu":
         return

@@ -44,11 +44,7 @@ class Anchored(Method):
         raise NotImplementedError
 
     def states(self, episode: Episode, turns: int | None = None) -> list[State]:
-        """Returns the states before each turn and after the last one: the last `turns` observations or keys.
-
-        Raises:
-            ValueError: If the environment gives no key.
-        """
+        """Returns the states before each turn and after the last one: the last `turns` observations or keys."""
         seen = [turn.observation for turn in episode.turns] + [episode.final_observation]
         if self.anchor == "state":
             seen = [turn.state_key for turn in episode.turns] + [episode.final_info.get("state_key", "")]
@@ -61,13 +57,7 @@ class Anchored(Method):
         return [tuple(seen[max(0, k - count + 1) : k + 1]) for k in range(len(seen))]
 
     def keyed_returns(self, batch: Batch, gamma: float, turns: int | None = None) -> list[list[tuple[Key, float]]]:
-        """Returns, for each row, the key of each turn and the discounted reward from it on; none without a signal.
-
-        Args:
-            batch: The batch.
-            gamma: Discount from turn to turn.
-            turns: See `states`.
-        """
+        """Returns, for each row, the key of each turn and the discounted reward from it on; none without a signal."""
         returns = rewards_to_go(batch.turn_rewards.double(), gamma).tolist()
         return [
             [((group, state), row[k]) for k, state in enumerate(self.states(episode, turns)[:-1])]

@@ -146,12 +146,7 @@ def concatenate(parts: Iterable[Transitions]) -> Transitions:
 
 
 def transitions(batch: Batch, *, cut_ends: bool) -> Transitions:
-    """Returns the turns of this rank's episodes as transitions, episode by episode.
-
-    Args:
-        batch: A batch with features.
-        cut_ends: See `ArCHer`.
-    """
+    """Returns the turns of this rank's episodes as transitions, episode by episode; `cut_ends` as in `ArCHer`."""
     states, actions, turn_mask = batch.features.states, batch.features.actions, batch.features.turn_mask
     last = turn_mask & ~torch.cat([turn_mask[:, 1:], torch.zeros_like(turn_mask[:, :1])], dim=1)
     cut = torch.tensor([episode.stop not in ENDED for episode in batch.episodes], device=turn_mask.device)
@@ -161,12 +156,9 @@ def transitions(batch: Batch, *, cut_ends: bool) -> Transitions:
 
 
 class Heads(nn.Module):
-    """Two Q networks of (state, action) and two V networks of a state, all 0 at initialization.
+    """Two Q networks of (state, action) and two V networks of a state of width D, all 0 at initialization.
 
-    Args:
-        width: D.
-        hidden_size: Width of the two hidden layers of each network.
-        seed: Seed of the weights before the last layer. Global random state is neither read nor changed.
+    `seed` is that of the weights before the last layer. Global random state is neither read nor changed.
     """
 
     def __init__(self, width: int, hidden_size: int, seed: int):
@@ -200,10 +192,6 @@ class TwinCritics:
 
     Copies on several ranks stay equal, since they receive the same data and draw the same random numbers. Features are
     standardised with the statistics of the first batch, which stay fixed so that stored transitions remain comparable.
-
-    Args:
-        settings: Settings of the critics.
-        first: The first transitions. They determine the size, center and scale of the features.
     """
 
     def __init__(self, settings: ArCHer, first: Transitions):
@@ -243,11 +231,7 @@ class TwinCritics:
         self.replay = concatenate([self.replay, new]).rows(slice(-self.settings.replay_size, None))
 
     def learn(self, rl_step: int) -> tuple[float, float]:
-        """Makes `critic_epochs` passes over the replay buffer; returns the mean losses of Q and V over the updates.
-
-        Args:
-            rl_step: Index of the RL step. With the seed, it determines the order of the transitions.
-        """
+        """Makes `critic_epochs` passes over the replay buffer; returns the mean losses of Q and V over the updates."""
         generator = torch.Generator().manual_seed(1_000_003 * (rl_step + 1) + self.settings.seed)
         losses: list[Tensor] = []
         device, turns = self.replay.rewards.device, len(self.replay.rewards)

@@ -273,11 +273,7 @@ class MicroBatch:
         return turn_mean_weights(self.turn_ids, self.mask, num_trajectories=count, dtype=self.entropy.dtype)
 
     def turn_mean(self, values: Tensor) -> Tensor:
-        """Returns the contribution of these rows to the batch's mean over episodes, turns and tokens (EPO, Eq. 4).
-
-        Args:
-            values: (b, T) value of each token.
-        """
+        """Returns the part of (b, T) values in the batch's mean over episodes, turns and tokens (EPO, Eq. 4)."""
         return (self._turn_weights * values).sum()
 
 
@@ -301,11 +297,7 @@ class StepSummary:
 
 
 class Tally:
-    """Named sums of an RL step, over all its micro-batches and ranks. A checkpoint holds that of a method's `tally`.
-
-    Args:
-        *names: Names of the sums.
-    """
+    """Named sums of an RL step, over all its micro-batches and ranks. A checkpoint holds that of a method's `tally`."""
 
     def __init__(self, *names: str):
         self._names = names
@@ -371,11 +363,7 @@ class Method:
         return None
 
     def select(self, groups: Sequence[Group]) -> Sequence[Selection]:
-        """Returns what happens to each group of the batch. Called again when groups have been replaced.
-
-        Args:
-            groups: All groups of all ranks.
-        """
+        """Returns what happens to each group, of all ranks. Called again when groups have been replaced."""
         return [Selection.TRAIN] * len(groups)
 
     def credit(self, batch: Batch) -> Credit:
@@ -383,12 +371,7 @@ class Method:
         raise NotImplementedError
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:
-        """Returns the modified advantages.
-
-        Args:
-            advantages: (B, T) from the credit, whitened if the trainer does so, after the preceding methods.
-            batch: The collected batch.
-        """
+        """Returns modified (B, T) advantages: of the credit, whitened if the trainer does so, and earlier methods."""
         return ModifiedAdvantages(advantages)
 
     # --- In the loss ---------------------------------------------------------------------------------------------

@@ -23,11 +23,7 @@ def discriminators(batch: Batch) -> Tensor:
 
 
 def mean_discriminator(logits: Tensor) -> Tensor:
-    """Returns (n,) means of p (H + log p) over each distribution, in nats: `sum of p^2 (H + log p)`.
-
-    Args:
-        logits: Logits, (n, V).
-    """
+    """Returns (n,) means of p (H + log p) over the distributions of (n, V) logits, `sum of p^2 (H + log p)`."""
     log_p = logits.log_softmax(-1)
     p = log_p.exp()
     entropy = -(p * log_p).sum(-1, keepdim=True)

@@ -31,13 +31,7 @@ class EntropyMeter:
 
     @torch.no_grad()
     def add(self, entropy: Tensor, turn_ids: Tensor, response_mask: Tensor) -> None:
-        """Adds a micro-batch.
-
-        Args:
-            entropy: (B, T) entropies in nats.
-            turn_ids: (B, T) turn of each token.
-            response_mask: (B, T), 1 on the tokens that count.
-        """
+        """Adds (B, T) entropies in nats, with the turn of each token and a mask of those that count."""
         self.sums = self.sums.to(entropy.device)
         mask = response_mask.bool()
         turns = torch.where(mask, turn_ids, -1)

@@ -46,13 +46,7 @@ class _GAE(Method):
         """Returns (B, K) rewards-to-go from the first decision point of each turn, discounted from point to point.
 
         They equal the advantages with lambda 1 and a critic that is 0 everywhere, also at the end of a truncated
-        episode. They contain no error of the critic.
-
-        Args:
-            batch: The collected batch.
-            points: (B, T) boolean, the decision points.
-            turn_rewards: (B, K) reward at the last point of each turn.
-            chained: Whether a turn's reward-to-go includes the rewards of later turns.
+        episode. `turn_rewards` are (B, K), each at a turn's last point. `chained` adds the rewards of later turns.
         """
         rewards = turn_rewards.double()
         count = torch.zeros_like(rewards).scatter_add(1, batch.turn_ids.clamp(min=0).long(), points.double())

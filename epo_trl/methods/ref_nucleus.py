@@ -90,10 +90,6 @@ def nucleus(head: LMHead, cut: float) -> Tensor:
     """Returns (m, K) ids of the tokens with a probability above `cut`, most probable first, padded with -1.
 
     A position with fewer than two such tokens has only -1: there is no choice. K is the maximum possible number.
-
-    Args:
-        head: LM head of the model that defines the nucleus.
-        cut: Probability threshold, above 0.
     """
     most = min(int(1 / cut), len(head.weight))
 
@@ -106,13 +102,9 @@ def nucleus(head: LMHead, cut: float) -> Tensor:
 
 
 def nucleus_entropy(head: LMHead, candidates: Tensor) -> Tensor:
-    """Returns (m,) entropies of the model restricted to, and renormalised over, the candidates of each position.
+    """Returns (m,) entropies of the model restricted to, and renormalised over, (m, K) candidates, padded with -1.
 
     In nats, 0 where there are none. Differentiable through the hidden states and the candidates' rows of the weight.
-
-    Args:
-        head: LM head of the measured model.
-        candidates: Token ids, (m, K), padded with -1.
     """
     inside = candidates >= 0
     row, column = inside.nonzero(as_tuple=True)

@@ -65,11 +65,7 @@ METHODS: dict[str, dict[str, str]] = {
 
 
 def build_methods(args: Any, *, critic: bool) -> Methods:
-    """Builds the methods named in a configuration.
-
-    Args:
-        args: An `EPOConfig`.
-        critic: Whether the trainer has a critic.
+    """Builds the methods named in an `EPOConfig`, for a trainer with or without a critic.
 
     Raises:
         InputError: If a name or a setting is unknown, a required input is missing, or methods are incompatible.

@@ -20,14 +20,9 @@ _ROUNDING = 1e-6  # tolerance within which a sum of probabilities has reached `t
 
 
 def peak_tokens(entropy: Tensor, mask: Tensor, quantile: float) -> Tensor:
-    """Returns (B, T) booleans: in each row, the counted tokens whose entropy exceeds the row's quantile.
+    """Returns (B, T) booleans: in each row, the tokens of the mask whose entropy in nats exceeds the row's quantile.
 
     If none exceeds it, because the highest entropies are equal, the tokens at the quantile are returned.
-
-    Args:
-        entropy: (B, T) entropies in nats.
-        mask: (B, T), 1 on the tokens that count.
-        quantile: Quantile of the row's entropies, from 0 to below 1.
     """
     counted = mask.bool()
     ordered = entropy.masked_fill(~counted, torch.inf).sort(1).values
@@ -44,13 +39,9 @@ def _peak_weights(peaks: Tensor) -> Tensor:
 
 
 def top_p_entropy(logits: Tensor, top_p: float) -> Tensor:
-    """Returns (n,) entropies in nats of distributions restricted to, and renormalised over, their nuclei.
+    """Returns (n,) entropies in nats of (n, V) distributions restricted to, and renormalised over, their nuclei.
 
     All tokens tied at the edge of a nucleus are inside. Differentiable; the nucleus itself is treated as constant.
-
-    Args:
-        logits: Logits, (n, V).
-        top_p: Probability mass of the nucleus in (0, 1]; 1 is the whole vocabulary.
     """
     with torch.no_grad():
         p = logits.softmax(-1)

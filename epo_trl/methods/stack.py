@@ -43,12 +43,7 @@ def _batch_of(method: str, batch: Batch) -> Batch:
 
 
 class Methods(dict[str, Method]):
-    """The methods of a run by name. `epo_trl.methods.build_methods` builds them from a configuration.
-
-    Args:
-        methods: Methods by name. The first one assigns the credit.
-        max_turns: Maximum number of turns per episode.
-    """
+    """The methods of a run by name; the first assigns the credit. `build_methods` builds them from a configuration."""
 
     def __init__(self, methods: Mapping[str, Method], max_turns: int):
         super().__init__(methods)
@@ -74,12 +69,7 @@ class Methods(dict[str, Method]):
         return [name for name, method in self.items() if getattr(type(method), hook) is not getattr(Method, hook)]
 
     def head_statistics(self, kind: str, token_annotations: Annotations | None = None) -> dict[str, MarkedStatistic]:
-        """Returns the methods' statistics of the LM head by method and name.
-
-        Args:
-            kind: `"statistics"`, `"loss_statistics"` or `"reference_statistics"`.
-            token_annotations: Those of the rows, by method; `None` when the batch is collected.
-        """
+        """Returns the methods' statistics of the LM head of a kind, such as `"loss_statistics"`, by method and name."""
         return {
             f"{name}/{key}": (compute, (token_annotations or {}).get(name, {}))
             for name, method in self.items()
@@ -153,12 +143,7 @@ class Methods(dict[str, Method]):
         return logps
 
     def loss(self, micro: MicroBatch, token_annotations: Annotations) -> Tensor | None:
-        """Returns the sum of the methods' loss terms, or `None` if there is none.
-
-        Args:
-            micro: The forward pass.
-            token_annotations: Those of these rows, by method.
-        """
+        """Returns the sum of the methods' loss terms, or `None` if there is none."""
         terms = []
         for name, method in self.items():
             marks, statistics = token_annotations.get(name, {}), _own(name, micro.statistics)

@@ -70,13 +70,7 @@ def rows_on_tokens(rows: Sequence[Sequence[float]], batch: Batch) -> Tensor:
 
 
 def turns_by_group(per_turn: Tensor, turn_mask: Tensor, batch: Batch) -> dict[int, Tensor]:
-    """Returns, for each task group, the values of its turns on all ranks, concatenated. Collective.
-
-    Args:
-        per_turn: (B, K) values.
-        turn_mask: (B, K) boolean, the turns that count.
-        batch: The batch they belong to.
-    """
+    """Returns the (B, K) values of the turns in the mask on all ranks, concatenated by task group. Collective."""
     values, turn_mask = per_turn.cpu(), turn_mask.cpu()
     groups = batch.group_ids.cpu().unsqueeze(1).expand_as(turn_mask)[turn_mask].tolist()
     gathered = gather_by_key([zip(groups, values[turn_mask].tolist(), strict=True)], batch)
@@ -100,15 +94,9 @@ def number_of_tokens(share: float, batch: Batch) -> int:
 
 
 def lowest(keys: Tensor, candidates: Tensor, number: int, batch: Batch) -> Tensor:
-    """Returns (B, T), true on the `number` candidates of all ranks with the lowest keys, or on all if there are fewer.
+    """Returns (B, T), true on the candidates of all ranks with the `number` lowest keys, or on all if there are fewer.
 
     Ties are broken in favour of the lowest rank, then of the first position. Collective.
-
-    Args:
-        keys: (B, T) sort keys.
-        candidates: (B, T) boolean.
-        number: Number of tokens to choose over all ranks.
-        batch: The batch they belong to.
     """
     device, keys, candidates = candidates.device, keys.cpu(), candidates.cpu()
     places, values = candidates.nonzero(), keys[candidates].double()

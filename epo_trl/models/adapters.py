@@ -18,10 +18,7 @@ from epo_trl.models.families import load_model
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter and its base, each by folder or Hub id, and the contents of its `adapter_config.json`.
-
-    `revision` is the adapter's; the base has another.
-    """
+    """An adapter and its base, each by folder or Hub id, and its `adapter_config.json`; `revision` is the adapter's."""
 
     name: str
     base: str

@@ -78,13 +78,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
 
 
 def tiny_size(name: str | None) -> tuple[int, int] | None:
-    """Parses width and layers from `"tiny"` or, for example, `"tiny:192x3"`; `None` for any other model name.
-
-    A name may end with `":copy"`, see the argument `copies` of `build_model`.
-
-    Raises:
-        InputError: If the size is invalid.
-    """
+    """Parses width and layers from `"tiny"` or, for example, `"tiny:192x3:copy"`; `None` for any other model name."""
     kind, colon, size = str(name).removesuffix(COPIES).partition(":")
     if kind != "tiny":
         return None
@@ -132,10 +126,9 @@ def load_policy(
     seed: int = 0,
     trust_remote_code: bool = False,
 ) -> tuple[Any, Any]:
-    """Loads a model for inference on the device, and its tokenizer.
+    """Loads a model for inference on the device, and its tokenizer; see `policy_for_training` for the arguments.
 
-    An adapter is merged into its base, or loaded onto it if the base is quantized. `seed` is that of a tiny model's
-    weights; see `policy_for_training` for the other arguments.
+    An adapter is merged into its base, or loaded onto it if the base is quantized. `seed` is that of tiny weights.
     """
     name, adapter = _find(model_args)
     if tiny_size(name):
