@@ -13,8 +13,6 @@ from epo_trl.errors import InputError
 from epo_trl.methods.base import Batch, Method, MicroBatch, ModifiedAdvantages, Need
 from epo_trl.methods.token_statistics import token_extremes, token_moments
 
-_CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
-
 
 @dataclass
 class AEPO(Method):
@@ -40,10 +38,10 @@ class AEPO(Method):
     epsilon_high: float | None = None
 
     def check(self, args: Any) -> None:
-        if self.keep_clipped and (args.loss_type not in _CLIPPED_LOSSES or "gspo" in args.policy_method):
+        if self.keep_clipped and "gspo" in args.policy_method:
             raise InputError(
-                f"loss_type, policy_method: expected a clipped ratio per token with 'aepo', got {args.loss_type!r} and "
-                f"{args.policy_method}; set keep_clipped=false in method_kwargs"
+                f"policy_method: expected a clipped ratio per token with 'aepo', got {args.policy_method}; set "
+                "keep_clipped=false in method_kwargs"
             )
 
     def modify_advantages(self, advantages: Tensor, batch: Batch) -> ModifiedAdvantages:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import pvariance
-from typing import Any
 
 from epo_trl.bounds import Count, PositiveShare
-from epo_trl.errors import InputError
 from epo_trl.methods.base import Group, Method, Need, Selection
 
 _EQUAL = 1e-12  # variance of returns that differ by rounding alone
@@ -31,11 +29,6 @@ class VarianceFilter(Method):
 
     share: PositiveShare = 0.9
     most: Count | None = None
-
-    def check(self, args: Any) -> None:
-        """Rejects the loss whose mean counts the micro-batches of groups that are left out."""
-        if args.loss_type == "bnpo":
-            raise InputError("loss_type: expected a mean over the whole batch with 'variance-filter', got 'bnpo'")
 
     def select(self, groups: Sequence[Group]) -> list[Selection]:
         variances = [_variance(group) for group in groups]

@@ -72,7 +72,7 @@ def policy_for_training(model_args: ModelConfig, args: Any, suite: TaskSuite, te
     return {
         "model": name,
         "processing_class": tokenizer,
-        "peft_config": _peft_config(model_args, name, **trust),
+        "peft_config": _peft_config(model_args, name, **trust) if model_args.use_peft else None,
         "quantization_config": quantization,
     }
 
@@ -229,15 +229,14 @@ _MAMBA = ("falcon_h1", "falcon_mamba", "mamba", "mamba2")
 
 
 def _peft_config(model_args: ModelConfig, name: str, trust_remote_code: bool) -> Any:
-    """Returns the configuration of a new adapter, or `None`; targets all linear layers if PEFT has no default."""
-    config = get_peft_config(model_args)
-    if config is not None and model_args.model_revision not in (None, "main") and not Path(name).is_dir():
-        config.revision = model_args.model_revision  # TRL omits it, but the adapter fits only these weights
-    if config is not None and config.target_modules is None and config.target_parameters is None:
+    """Returns the configuration of a new adapter; targets all linear layers if PEFT has no default."""
+    config, revision = get_peft_config(model_args), model_args.model_revision
+    if revision not in (None, "main") and not Path(name).is_dir():
+        config.revision = revision  # TRL omits it, but the adapter fits only these weights
+    if config.target_modules is None and config.target_parameters is None:
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
 
-        options = {"revision": model_args.model_revision, "trust_remote_code": trust_remote_code}
-        kind = AutoConfig.from_pretrained(name, **options).model_type
+        kind = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code).model_type
         config.target_modules = KNOWN.get(kind, "all-linear")
         if kind in _MAMBA and kind not in KNOWN:
             config.exclude_modules = ["out_proj"]  # PEFT refuses it there
