@@ -11,7 +11,6 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
 from epo_trl.models.load import load_policy, tiny_size
-from epo_trl.models.tiny import FAMILIES
 from epo_trl.rollout.templates import PromptTemplate, render
 
 TEXTS = [
@@ -108,7 +107,7 @@ def test_seed_decides_the_weights_and_nothing_else(tokenizer):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["seed_oss", "llama", "qwen3", "gemma", "gemma2"])
 def test_save_and_load_with_plain_auto_classes(tokenizer, family, tmp_path):
     model = build_model(tokenizer, family=family, hidden_size=32, heads=2)
     # the initial logits are nearly flat; make differences visible

@@ -119,7 +119,6 @@ _QWEN2_LAYERS = {
     "residual_dropout": 0.0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
-FAMILIES = ("seed_oss", "llama", "qwen3", "gemma", "gemma2")
 
 
 def build_model(
@@ -140,7 +139,7 @@ def build_model(
 
     Args:
         tokenizer: Tokenizer from [`build_tokenizer`].
-        family: Architecture: "seed_oss", with the layers of Qwen2, or another of `FAMILIES`, for tests.
+        family: Architecture: "seed_oss", with the layers of Qwen2, or another, for tests.
         hidden_size: Width, a multiple of `2 * heads`. The MLP is twice as wide.
         layers: Number of transformer layers.
         heads: Number of attention heads.
