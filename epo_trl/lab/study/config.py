@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,31 +81,22 @@ def load_study(path: str | Path) -> Study:
     package.
 
     Raises:
-        InputError: If a key is missing, unknown or of the wrong type. The message names it.
+        InputError: If a key is missing, unknown or of the wrong type.
     """
-    shipped = {file.stem: file for file in sorted((PACKAGE / "studies").glob("*.yaml"))}
     path = _find(Path(path))
-    path = path if path.is_file() else shipped.get(str(path), path)
-    if not path.is_file():
-        raise InputError(f"CONFIG: expected a YAML file or one of {', '.join(shipped)}, got {str(path)!r}")
+    shipped = PACKAGE / "studies" / f"{path}.yaml"
+    path = shipped if shipped.is_file() and not path.is_file() else path
     given = read_yaml(path, "CONFIG")
-    others = [each.name for each in fields(Study) if each.name not in ("path", "arms", "warm_start")]
-    keys = ["train", "seeds", "arms", "warm_start", *others]
-    for key in given:
-        if key not in keys:
-            raise InputError(f"{path}: {key}: unknown; expected {', '.join(keys)}")
-    for key in keys[:3]:
-        if key not in given:
-            raise InputError(f"{path}: {key} is missing")
-    seeds, arms = _seeds("seeds", given.pop("seeds")), given.pop("arms")
-    train, start = _arm("train", given.pop("train")), given.pop("warm_start", None)
-    if not isinstance(arms, dict) or not arms:
-        raise InputError(f"arms: expected 'name: {{field: value}}' for each method, got {arms!r}")
-    listed = tuple(_arm(str(name), {"seeds": [*seeds], **(_fields(name, own))}, train) for name, own in arms.items())
-    given = {"name": path.stem, "baseline": listed[0].name} | given
-    if given["baseline"] not in (names := [arm.name for arm in listed]):
-        raise InputError(f"baseline: expected one of the arms {', '.join(names)}, got {given['baseline']!r}")
-    return Study(path=path, warm_start=start and _arm("warm_start", start), arms=listed, **given)
+    try:
+        train, start = _arm("train", given.pop("train")), given.pop("warm_start", None)
+        seeds, arms = given.pop("seeds"), given.pop("arms")
+        listed = tuple(_arm(str(name), {"seeds": seeds, **(own or {})}, train) for name, own in arms.items())
+        given = {"name": path.stem, "baseline": listed[0].name} | given
+        if given["baseline"] not in (names := [arm.name for arm in listed]):
+            raise InputError(f"baseline: expected one of the arms {', '.join(names)}, got {given['baseline']!r}")
+        return Study(path=path, warm_start=start and _arm("warm_start", start), arms=listed, **given)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise InputError(f"{path}: expected train, seeds, arms and other keys of docs/study.md ({error!r})") from error
 
 
 def _find(path: Path) -> Path:
@@ -122,36 +113,19 @@ def shown(path: Path) -> str:
     return (path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path).as_posix()
 
 
-def _fields(name: str, given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict | None):
-        raise InputError(f"{name}: expected 'field: value' pairs, got {given!r}")
-    return given or {}
-
-
-def _arm(name: str, given: Any, base: Arm | None = None) -> Arm:
+def _arm(name: str, given: Mapping[str, Any], base: Arm | None = None) -> Arm:
     """Parses a recipe, a config and changes. Missing keys come from the base, if there is one.
 
     The base's changes apply only to its own config, not to another one.
     """
-    given = _fields(name, given)
-    paths: dict[str, Path] = {}
-    for key in ("recipe", "config"):
-        paths[key] = _find(Path(str(given.get(key)))) if key in given or base is None else getattr(base, key)
-        if not paths[key].is_file():
-            raise InputError(f"{name}: {key}: expected a file, got {paths[key]}; paths start in the current folder")
+    paths = {
+        key: _find(Path(given[key])) if key in given or base is None else getattr(base, key)
+        for key in ("recipe", "config")
+    }
     inherited = base.changes if base is not None and "config" not in given else {}
     changes = {**inherited, **{key: value for key, value in given.items() if key not in paths}}
-    seeds = () if base is None else _seeds(f"{name}: seeds", changes.pop("seeds"))
-    for key in OWN_FIELDS:
-        if key in changes:
-            raise InputError(f"{name}: {key}: the study sets it for each run; remove it")
+    seeds = () if base is None else _distinct(changes.pop("seeds"))
     return Arm(name, **paths, changes=changes, seeds=seeds)
-
-
-def _seeds(where: str, given: Any) -> tuple[int, ...]:
-    if not isinstance(given, list) or not given or not all(type(seed) is int and seed >= 0 for seed in given):
-        raise InputError(f"{where}: expected a list of integers >= 0, for example [0, 1, 2], got {given!r}")
-    return _distinct(given)
 
 
 def _distinct(seeds: Iterable[int]) -> tuple[int, ...]:
@@ -215,13 +189,14 @@ def folder_names(names: Iterable[str]) -> dict[str, str]:
 
 def _run(arm: Arm, name: str | None, seed: int, folder: Path, warm_start: StudyRun | None = None) -> StudyRun:
     given = {**read_yaml(arm.config, "config"), **arm.changes}
-    if warm_start is not None and "model_name_or_path" in arm.changes:
-        raise InputError(f"{arm.name}: model_name_or_path: runs begin with the warm start of the study; remove it")
+    begin = {} if warm_start is None else {"model_name_or_path": str(warm_start.folder)}
+    for key in (*OWN_FIELDS, *begin):
+        if key in arm.changes:
+            raise InputError(f"{arm.name}: {key}: the study sets it for each run; remove it")
     if given.get("save_strategy") in ("no", False):
         raise InputError(
             f"{arm.name}: save_strategy: expected 'steps' or 'epoch', since the log is in checkpoints, got 'no'"
         )
-    begin = {} if warm_start is None else {"model_name_or_path": str(warm_start.folder)}
     settings = {**given, **begin, "seed": seed, "output_dir": str(folder)}
     others = ("seed", "output_dir", "resume_with_changes", *begin)
     identity = {
