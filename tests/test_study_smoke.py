@@ -1,6 +1,5 @@
 """The smallest study with the real recipes, and the results in the repository."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,7 +34,6 @@ def test_a_study_runs_from_its_warm_start_to_its_report_without_a_warning(tmp_pa
         return SimpleNamespace(returncode=done.returncode, stderr=done.stdout)
 
     monkeypatch.setattr(runner.subprocess, "run", check)
-    monkeypatch.setattr(runner, "ThreadPoolExecutor", lambda *_: ThreadPoolExecutor(1))
     runs, results = tmp_path / "runs", tmp_path / "results"
     small = tmp_path / "smoke.yaml"
     assert (text := SMOKE.read_text()).count("max_steps: 12") == 1

@@ -8,11 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from epo_trl.errors import InputError, changed_settings
@@ -35,9 +33,6 @@ class Runner:
     results: Path  # folder of the report and the records
     jobs: int  # number of parallel runs
     threads: int  # number of threads per run
-    _running: set[subprocess.Popen] = field(default_factory=set, init=False)
-    _lock: Any = field(default_factory=Lock, init=False)
-    _stopped: bool = field(default=False, init=False)
 
     def run_missing(self, planned: Sequence[StudyRun]) -> dict[str, str]:
         """Runs those that have no record, warm starts first. Returns the failures as `{name: reason}`.
@@ -60,79 +55,72 @@ class Runner:
             for run in [*warm_starts, *missing]:
                 _need_same_settings(run)
             self._check_configs([*warm_starts, *missing])
-            failed: dict[str, str] = {}
-            ended, total = 0, len(warm_starts) + len(missing)
-            for batch in (warm_starts, missing):
-                for run in batch:
-                    if run.needs is not None and run.needs.name in failed:
-                        failed[run.name] = f"{run.needs.name} has failed"
-                with self._pool() as pool:
-                    futures = {pool.submit(self._run, run): run.name for run in batch if run.name not in failed}
-                    for future in as_completed(futures):
-                        name, error, ended = futures[future], future.result(), ended + 1
-                        _say(f"{name}: {'failed' if error else 'finished'} ({ended} of {total})")
-                        if error:
-                            failed[name] = error
-            return failed
+            failed = self._run(warm_starts)
+            failed |= {
+                run.name: f"{run.needs.name} has failed"
+                for run in missing
+                if run.needs is not None and run.needs.name in failed
+            }
+            return failed | self._run([run for run in missing if run.name not in failed])
 
-    @contextlib.contextmanager
-    def _pool(self) -> Iterator[ThreadPoolExecutor]:
-        """Yields the threads that wait for the programs.
-
-        Ctrl-C or SIGTERM in the block is passed on to the programs; a second one kills them.
-        """
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        pool = ThreadPoolExecutor(self.jobs)
+    def _run(self, runs: Sequence[StudyRun]) -> dict[str, str]:
+        """Runs recipes, `jobs` at a time. Ctrl-C and SIGTERM are passed on to them; a second signal kills them."""
+        waiting, running, failed = list(runs), dict[subprocess.Popen, StudyRun](), dict[str, str]()
+        stops: list[int] = []  # a handler that raised could lose a program that has just started
+        before = {
+            number: signal.signal(number, lambda *_: stops.append(1)) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        passed_on = 0
         try:
-            yield pool
-        except KeyboardInterrupt:
-            _say(STOPPING)
-            self._signal(signal.SIGTERM)
-            with contextlib.suppress(KeyboardInterrupt):
-                pool.shutdown(cancel_futures=True)
-            self._signal(signal.SIGKILL)
-            raise
+            while running or (waiting and not stops):
+                while waiting and len(running) < self.jobs and not stops:
+                    run = waiting.pop(0)
+                    running[self._start(run)] = run
+                for program in [each for each in running if each.poll() is not None]:
+                    run = running.pop(program)
+                    error = self._end(run, program.returncode)
+                    failed |= {run.name: error} if error else {}
+                    ended = len(runs) - len(waiting) - len(running)
+                    _say(f"{run.name}: {'failed' if error else 'finished'} ({ended} of {len(runs)})")
+                if len(stops) > passed_on:
+                    passed_on = len(stops)
+                    _say(STOPPING)
+                    for program in running:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.killpg(program.pid, signal.SIGTERM if passed_on == 1 else signal.SIGKILL)
+                time.sleep(0.05)
         finally:
-            pool.shutdown(cancel_futures=True)
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if stops:
+            raise KeyboardInterrupt
+        return failed
 
-    def _signal(self, number: int) -> None:
-        with self._lock:
-            self._stopped = True
-            for program in self._running:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(program.pid, number)
-
-    def _run(self, run: StudyRun) -> str:
-        """Runs a recipe and keeps its record. Returns `""`, or the reason of a failure."""
+    def _start(self, run: StudyRun) -> subprocess.Popen:
         config, log, state = run.folder / CONFIG, run.folder / LOG, run.folder / STATE
+        earlier = read_state(state, "seconds")["seconds"] if state.is_file() else 0.0
+        write_atomically(config, to_yaml(run.settings))
+        write_state(state, {"identity": run.identity, "seconds": earlier, "begun": time.time(), "done": False})
+        _say(f"{run.name}: starts, log in {log}")
+        with open(log, "ab") as file:
+            return subprocess.Popen(
+                [sys.executable, str(run.recipe), "--config", str(config)], stdin=subprocess.DEVNULL, stdout=file,
+                stderr=file, env=_environment(run.config.parent, self.threads), start_new_session=True,
+            )  # fmt: skip
+
+    def _end(self, run: StudyRun, status: int) -> str:
+        """Keeps the record of a run whose recipe has ended. Returns `""`, or the reason of a failure."""
+        log, state = run.folder / LOG, run.folder / STATE
+        begun = read_state(state, "seconds", "begun")
+        seconds = begun["seconds"] + time.time() - begun["begun"]
+        write_state(state, {"identity": run.identity, "seconds": seconds, "done": not status})
+        if status:
+            return f"exit code {status}{_last_line(log)}, see {log}"
         try:
-            earlier = read_state(state, "seconds")["seconds"] if state.is_file() else 0.0
-            begin = time.monotonic()
-            write_atomically(config, to_yaml(run.settings))
-            write_state(state, {"identity": run.identity, "seconds": earlier, "done": False})
-            _say(f"{run.name}: starts, log in {log}")
-            with self._lock, open(log, "ab") as file:
-                if self._stopped:
-                    return "interrupted"
-                program = subprocess.Popen(
-                    [sys.executable, str(run.recipe), "--config", str(config)], stdin=subprocess.DEVNULL, stdout=file,
-                    stderr=file, env=_environment(run, self.threads), start_new_session=True,
-                )  # fmt: skip
-                self._running.add(program)
-            status = program.wait()
-            with self._lock:
-                self._running.discard(program)
-            seconds = earlier + time.monotonic() - begin
-            write_state(state, {"identity": run.identity, "seconds": seconds, "done": not status})
-            if status:
-                return f"exit code {status}{_last_line(log)}, see {log}"
             if run.arm is not None:
-                record = collect(run, seconds)
-                with self._lock:
-                    records = read_records(self.results / RECORDS)
-                    write_records(self.results / RECORDS, {**records, run.name: record})
-        except (OSError, ValueError) as error:
+                records = {**read_records(self.results / RECORDS), run.name: collect(run, seconds)}
+                write_records(self.results / RECORDS, records)
+        except ValueError as error:  # it has left no log
             return str(error)
         return ""
 
@@ -144,20 +132,17 @@ class Runner:
         """
         alike: dict[tuple[Path, Path], dict[str | None, StudyRun]] = {}  # runs with the same recipe and modules
         for run in runs:
-            alike.setdefault((run.recipe, run.config.parent.resolve()), {}).setdefault(run.arm, run)  # one of the seeds
-
-        def check(arms: Mapping[str | None, StudyRun]) -> str:
-            files = {self.runs / "_check" / f"{run.name}.yaml": run for run in arms.values()}
+            alike.setdefault((run.recipe, run.config.parent), {}).setdefault(run.arm, run)  # one of the seeds
+        folder, errors = self.runs / "_check", ""
+        for (recipe, modules), arms in alike.items():
+            files = {str(folder / f"{run.name}.yaml"): run for run in arms.values()}
             for file, run in files.items():
                 write_atomically(file, to_yaml(run.settings))
-            command = [sys.executable, str(run.recipe), "--check", *map(str, files)]
-            done = subprocess.run(command, env=_environment(run, self.threads), capture_output=True, text=True)
-            return done.stderr.strip()[-3000:] if done.returncode else ""
-
-        with ThreadPoolExecutor() as pool:
-            errors = "\n".join(pool.map(check, alike.values()))
-        if lines := [line for line in errors.splitlines() if line]:
-            raise InputError("; ".join(lines).replace(f"{self.runs / '_check'}{os.sep}", ""))
+            command = [sys.executable, str(recipe), "--check", *files]
+            done = subprocess.run(command, env=_environment(modules, self.threads), capture_output=True, text=True)
+            errors += done.stderr.strip()[-3000:] + "\n" if done.returncode else ""
+        if lines := errors.splitlines():
+            raise InputError("; ".join(filter(None, lines)).replace(f"{folder}{os.sep}", ""))
 
 
 def known_records(planned: Sequence[StudyRun], results: Path) -> dict[str, Record]:
@@ -196,9 +181,9 @@ def _differences(then: Mapping[str, Any], run: StudyRun) -> str:
     return "; ".join(line.removeprefix("fields.") for line in changed_settings(then, run.identity))
 
 
-def _environment(run: StudyRun, threads: int) -> Mapping[str, str]:
+def _environment(modules: Path, threads: int) -> Mapping[str, str]:
     """Builds the environment of a process: modules beside the original config can be imported."""
-    path = os.pathsep.join(filter(None, [str(run.config.parent.resolve()), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(modules.resolve()), os.environ.get("PYTHONPATH")]))
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path}
 
 
