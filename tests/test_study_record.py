@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from epo_trl.errors import InputError
 from epo_trl.lab.study.config import Arm, Study, StudyRun
 from epo_trl.lab.study.outcomes import judge
 from epo_trl.lab.study.record import (
@@ -143,18 +142,3 @@ def test_a_run_that_reaches_a_level_exactly_does_so_by_its_record(tmp_path, wins
     study = Study(name="s", path=tmp_path, warm_start=None, arms=(arm,), baseline="a", window=5, smooth=5, **levels)
     (outcome,) = judge(study, [kept(tmp_path, collect(run, 1.0))]).itertuples()
     assert outcome.solved_at == 5 and not outcome.solved and not outcome.trapped  # above or below, not at
-
-
-def test_a_run_without_a_log_is_refused(tmp_path):
-    run = run_of(tmp_path)
-    run.folder.mkdir()
-    with pytest.raises(InputError, match="has no checkpoint and therefore no log; set a save_strategy"):
-        collect(run, 1.0)
-
-
-def test_a_damaged_file_is_named_and_a_missing_one_has_no_records(tmp_path):
-    assert read_records(tmp_path / "records.json") == {}
-    for content in ("", '{"a": {"arm": "a", "evaluations": [{}]}}'):
-        (tmp_path / "records.json").write_text(content)
-        with pytest.raises(InputError, match=r"records\.json (is damaged|has no records of a study)"):
-            read_records(tmp_path / "records.json")

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from epo_trl.lab.study.statistics import estimate, first_above, fisher_exact, pairs_needed
+from epo_trl.lab.study.statistics import estimate, first_above, pairs_needed
 
 
 def test_mean_deviation_and_interval_by_hand():
@@ -29,25 +29,6 @@ def test_pairs_that_are_needed_by_hand(deviation, difference, pairs):
     assert pairs_needed(deviation, difference) == pairs
     assert pairs_needed(0.0, 1.0) == 2 and 780 <= pairs_needed(10.0, 1.0) <= 800  # (1.96 + 0.842)^2 * 100 = 785
     assert pairs_needed(1.0, 0.0) == pairs_needed(math.nan, 1.0) == pairs_needed(1.0, 1e-9) == math.inf
-
-
-@pytest.mark.parametrize(
-    ("table", "p"),
-    [
-        ((3, 4, 1, 4), 34 / 70),  # the lady tasting tea: (1 + 16 + 16 + 1) / 70
-        ((4, 4, 0, 4), 2 / 70),
-        ((2, 4, 2, 4), 1.0),
-        ((0, 3, 2, 3), 0.4),  # 2 of 6 won: 3, 9, 3 of 15 ways; (3 + 3) / 15
-        ((6, 7, 4, 7), 0.5594),  # 10 of 14 won: 35, 245, 441, 245, 35 of 1001 ways; 560 / 1001
-        ((0, 5, 0, 9), 1.0),
-        ((0, 0, 3, 5), 1.0),
-    ],
-)
-def test_the_exact_test_by_hand(table, p):
-    wins, count, other_wins, other_count = table
-    assert fisher_exact(*table) == pytest.approx(p, abs=5e-5)
-    assert fisher_exact(other_wins, other_count, wins, count) == fisher_exact(*table)
-    assert fisher_exact(count - wins, count, other_count - other_wins, other_count) == pytest.approx(p, abs=5e-5)
 
 
 def test_the_first_step_of_a_running_mean_above_a_level():

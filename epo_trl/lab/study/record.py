@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from epo_trl import __version__
-from epo_trl.errors import InputError
 from epo_trl.evaluation.outcomes import left_band
 from epo_trl.evaluation.report import report_files
 from epo_trl.lab.study.config import StudyRun
@@ -79,11 +78,7 @@ class Record:
 
 
 def collect(run: StudyRun, seconds: float) -> Record:
-    """Builds the record of a finished run.
-
-    Raises:
-        InputError: If the run has no log, or one of its files is corrupt.
-    """
+    """Builds the record of a finished run."""
     assert run.arm is not None
     updates = updates_per_rl_step(run.folder)
     points = rl_points(log_history(run.folder), updates)
@@ -115,8 +110,6 @@ def _first_model(run: StudyRun) -> str:
 def log_history(folder: Path) -> list[dict[str, Any]]:
     """Reads the trainer's log history over all attempts; with several trainers, that of the last one."""
     states = [state for state in folder.glob("**/checkpoint-*/trainer_state.json") if step_of(state.parent) >= 0]
-    if not states:
-        raise InputError(f"{folder} has no checkpoint and therefore no log; set a save_strategy other than 'no'")
     last = max(states, key=lambda state: (step_of(state.parent.parent), step_of(state.parent)))  # round and step
     return list(read_state(last, "log_history")["log_history"])
 
@@ -163,10 +156,7 @@ def _evaluations(folder: Path, updates: float) -> tuple[EvaluationRecord, ...]:
     found: list[EvaluationRecord] = []
     for file in report_files(folder).values():
         content = read_state(file, "step", "reports")
-        try:
-            found += [_evaluation(content["step"] / updates, report) for report in content["reports"]]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"{file} is not an evaluation of a run ({error!r})") from error
+        found += [_evaluation(content["step"] / updates, report) for report in content["reports"]]
     return tuple(found)
 
 
@@ -200,17 +190,9 @@ def _dump(value: Any, depth: int) -> str:
 
 
 def read_records(path: Path) -> dict[str, Record]:
-    """Loads what `write_records` wrote; nothing if there is no such file.
-
-    Raises:
-        InputError: If the file is corrupt.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        return {
-            name: Record(**{**given, "evaluations": tuple(EvaluationRecord(**one) for one in given["evaluations"])})
-            for name, given in read_state(path).items()
-        }
-    except (TypeError, KeyError) as error:
-        raise InputError(f"{path} has no records of a study ({error!r})") from error
+    """Loads what `write_records` wrote; nothing if there is no such file."""
+    content = read_state(path) if path.is_file() else {}
+    return {
+        name: Record(**{**given, "evaluations": tuple(EvaluationRecord(**one) for one in given["evaluations"])})
+        for name, given in content.items()
+    }

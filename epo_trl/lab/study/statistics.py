@@ -58,11 +58,6 @@ def pairs_needed(deviation: float, difference: float) -> float:
     return float(pairs) if pairs <= MOST_PAIRS else math.inf
 
 
-def fisher_exact(wins: int, count: int, other_wins: int, other_count: int) -> float:
-    """Computes the two-sided p-value of Fisher's exact test of two shares, `wins` of `count` each."""
-    return float(stats.fisher_exact([[wins, count - wins], [other_wins, other_count - other_wins]]).pvalue)
-
-
 def first_above(values: pd.Series, level: float, window: int) -> float:
     """Returns the RL step at which the running mean over `window` values first reaches the level; NaN if it never does.
 

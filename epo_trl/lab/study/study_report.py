@@ -13,12 +13,13 @@ from pathlib import Path
 from statistics import fmean, median
 
 import pandas as pd
+from scipy import stats
 
 from epo_trl.evaluation import wilson_interval
 from epo_trl.lab.study.config import Study, shown
 from epo_trl.lab.study.outcomes import by_arm, find_pairs, find_unlike, judge, name_lists, select_arm
 from epo_trl.lab.study.record import THIRDS, TOKENS, Record
-from epo_trl.lab.study.statistics import Estimate, estimate, fisher_exact, pairs_needed
+from epo_trl.lab.study.statistics import Estimate, estimate, pairs_needed
 from epo_trl.runs.state_file import write_atomically
 
 REPORT, PICTURE = "report.md", "curves.png"
@@ -212,6 +213,7 @@ def differences_table(study: Study, outcomes: pd.DataFrame) -> str:
             continue
         own, other = runs.solved[differences.index], base.solved[differences.index]
         counts = [(own & other).sum(), (own & ~other).sum(), (~own & other).sum(), (~own & ~other).sum()]
+        test = stats.fisher_exact([[own.sum(), (~own).sum()], [other.sum(), (~other).sum()]])
         rows.append(
             {
                 "arm": plain(name),
@@ -219,7 +221,7 @@ def differences_table(study: Study, outcomes: pd.DataFrame) -> str:
                 f"success − {plain(study.baseline)}, points (interval)": points(found),
                 "pairs for power 0.8": number(pairs_needed(found.deviation, found.mean), 0),
                 "solved: both / this / baseline / neither": " / ".join(map(str, counts)),
-                "Fisher's p": number(fisher_exact(own.sum(), len(own), other.sum(), len(other)), 3),
+                "Fisher's p": number(test.pvalue, 3),
             }
         )
     return table(rows)
