@@ -11,27 +11,22 @@ import numpy as np
 import pytest
 import torch
 from corridor import DOORS, CorridorSuite, door_on
-from method_batches import record_calls
-from peft import LoraConfig, PeftModel
-from trainer_kit import make_episode, make_episodes, make_model, make_ppo, make_trainer
-from transformers import AutoModelForCausalLM
+from trainer_kit import make_episode, make_episodes, make_model, make_ppo
 
 from epo_trl.cli import main
 from epo_trl.envs.trap import HATCH, Trap, TrapSuite, go_through
 from epo_trl.errors import InputError
 from epo_trl.lab.credit_audit import AuditPlan, Player, compare, list_estimators, play_round
-from epo_trl.lab.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
+from epo_trl.lab.credit_audit.critics import SavedCritic
 from epo_trl.lab.credit_audit.estimators import build_batch, turn_credits
 from epo_trl.lab.credit_audit.rounds import record, true_advantages
 from epo_trl.lab.credit_audit.statistics import Interval
-from epo_trl.methods.archer import ArCHer, Transitions, TwinCritics
 from epo_trl.models import build_model, build_tokenizer
 from epo_trl.models.corpus import corpus
-from epo_trl.models.critic import Critic, critic_aside, critic_prefix, save_critic
+from epo_trl.models.critic import Critic, critic_prefix, save_critic
 from epo_trl.rollout import ContextBuilder, PromptTemplate, RolloutSettings
 from epo_trl.rollout.demonstrations import ACTION
 from epo_trl.rollout.templates import TEMPLATES
-from epo_trl.trainers.epo_trainer import METHODS
 from epo_trl.types import Episode, StopReason
 
 ROOMS, TURNS, REWARD = 4, 8, 10.0
@@ -219,20 +214,10 @@ def test_rounds_have_luck_of_their_own_which_is_the_same_after_an_interruption()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["windowed", "concatenated"])
-@pytest.mark.parametrize("critic", ["separate", "value_head", "adapter"])
+@pytest.mark.parametrize("critic", ["separate", "value_head"])
 def test_the_values_of_a_saved_critic_are_those_before_each_token(tmp_path, critic, context):
-    """An adapter's base is the policy's before RL, and the audited policy has its own adapter merged."""
-    policy, changes = make_model(), {"critic": critic}
-    if critic == "adapter":
-        lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-        changes = {"critic_use_peft": True, "peft_config": lora}
-    trainer = make_ppo(tmp_path / "run", context=context, **changes)
-    if critic == "adapter":
-        policy.save_pretrained(tmp_path / "base")
-        trainer.model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-        with critic_aside(trainer.model):
-            trainer.model.save_pretrained(tmp_path)
-        policy = PeftModel.from_pretrained(policy, tmp_path).merge_and_unload()
+    policy = make_model()
+    trainer = make_ppo(tmp_path / "run", context=context, critic=critic)
     save_critic(str(tmp_path), trainer.critic, trainer.model.state_dict(), critic_prefix(trainer.model, trainer.critic))
     episodes = [episode for episode in make_episodes() if episode.is_usable]
     critic = SavedCritic(str(tmp_path), policy, trainer.args, trainer.rules.context)
@@ -250,36 +235,6 @@ def test_the_values_of_a_saved_critic_are_those_before_each_token(tmp_path, crit
                 sequence = [*sequence, token]
         torch.testing.assert_close(row[: len(expected)], torch.tensor(expected), rtol=1e-4, atol=1e-4)
         assert not row[len(expected) :].any()
-
-
-@pytest.mark.parametrize("context", ["windowed", "concatenated"])
-def test_the_saved_critics_of_archer_judge_recorded_turns_as_the_run_would(tmp_path, context):
-    """By the features that the trainer found; the critics do not learn from what they judge."""
-    settings = {"epo_lambda": 0.0, "save_strategy": "steps", "save_steps": 2, "max_steps": 2}
-    kwargs = {"archer": {"hidden_size": 32, "learning_rate": 0.01}}
-    trainer = make_trainer(tmp_path / "run", credit="archer", context=context, method_kwargs=kwargs, **settings)
-    trainer.play = lambda tasks, **kwargs: make_episodes()
-    calls = record_calls(trainer.methods["archer"], "credit")
-    trainer.train()
-    played = calls[-1][0][0].features
-    episodes = [episode for episode in make_episodes() if episode.is_usable]
-    start = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "start")
-    features = ReferenceFeatures(start, trainer.rules.context)([*episodes, NO_TURNS])
-    assert features.turn_mask.sum() == played.turn_mask.sum() > 5 and not features.turn_mask[-1].any()
-    for part in ("states", "actions"):
-        found, expected = (getattr(one, part)[one.turn_mask] for one in (features, played))
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    given = {"seed": trainer.args.seed, "warmup_rl_steps": 9, **kwargs["archer"]}
-    method = load_archer(tmp_path / "run" / "checkpoint-2" / METHODS, given)
-    critics = trainer.methods["archer"].critics
-    batch = build_batch([*episodes, NO_TURNS], 1, "none", features=features)
-    with torch.no_grad():
-        q = critics.q(features.states[features.turn_mask], features.actions[features.turn_mask]).amin(0)
-        expected = q - critics.v(features.states[features.turn_mask]).amin(0)
-    turns = [(i, k) for i, episode in enumerate(episodes) for k in range(len(episode.turns))]
-    for _ in range(2):
-        assert turn_credits({"archer": method}, batch, turns)["archer"] == pytest.approx(expected.tolist(), abs=1e-5)
-    assert expected.std() > 1e-3 and len(method.critics.replay) == len(critics.replay)
 
 
 # --------------------------------------------------------------------------------------------------------- command
@@ -374,24 +329,7 @@ def test_the_credits_of_a_critic_are_audited_too(run, capsys):
     assert {"turn", "token", "outcome", "turn, lambda 0"} <= found.keys()
     assert np.std(found["turn, lambda 0"]) > 0 and found["turn, lambda 0"] != found["turn"]
     refused = run.refused(capsys, *PPO, "--gae_lambda", "0.5")
-    assert "(credit outcome.gae_lambda: 1.0 there, 0.5 now)" in refused
-
-
-def test_archers_critics_are_a_row_of_the_audit(run):
-    """The critics are those of a checkpoint; the reference policy is the model in the config."""
-    checkpoint = run.folder / "checkpoint-1"
-    run.save(checkpoint)
-    some = Transitions(*(torch.randn(4, 32) for _ in range(2)), torch.rand(4), torch.randn(4, 32), torch.ones(4) > 0)
-    critics = TwinCritics(ArCHer(gamma=1.0, learning_rate=0.1, hidden_size=8, critic_epochs=1), some)
-    critics.add(some)
-    critics.learn(0)
-    torch.save({"archer": critics.state_dict()}, checkpoint / METHODS)
-    # YAML reads 3e-4 as text, which training takes for a number.
-    settings = ("--credit", "archer", "--method_kwargs", '{"archer": {"hidden_size": 8, "learning_rate": 3e-4}}')
-    run.audit("--model_name_or_path", str(run.folder), *settings, policy=checkpoint)
-    report = run.read("report", checkpoint)
-    assert "archer" in report["agreements"] and "archer" not in report["left_out"]
-    assert np.std(run.read("round-000", checkpoint)["credits"]["archer"]) > 0
+    assert "(gae_lambda: 1.0 there, 0.5 now)" in refused
 
 
 def test_of_a_critic_with_two_heads_each_token_gets_the_value_of_its_head(run):

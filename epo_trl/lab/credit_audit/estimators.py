@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epo_trl.methods import METHODS, Batch, CriticValues, Method, Need, TurnFeatures
+from epo_trl.methods import METHODS, Batch, CriticValues, Method, Need
 from epo_trl.methods.anchors import Anchored
 from epo_trl.methods.gae import TurnGAE
 from epo_trl.methods.registry import load_class
@@ -25,14 +25,12 @@ def list_estimators(
     state_keys: bool,
     gae: Mapping[str, float] | None,
     two_heads: Mapping[str, float] | None = None,
-    archer: Method | None = None,
 ) -> tuple[dict[str, Method], dict[str, str]]:
     """Returns the credits of the registry by name, with variants, and the reasons why others are left out.
 
     A credit that compares turns by what the agent saw also appears with the last three observations and, if the
     environment names its states (`state_keys`), with these. `gae` has `gamma` and `gae_lambda` of the run's critic,
-    `two_heads` further settings of the credit of a critic with two heads, `archer` is ArCHer's credit with the critics
-    of the run; each is `None` without such a critic.
+    `two_heads` further settings of the credit of a critic with two heads; each is `None` without such a critic.
     """
     found: dict[str, Method] = {}
     left_out: dict[str, str] = {}
@@ -51,9 +49,6 @@ def list_estimators(
                 found[f"{name}, state"] = kind(anchor="state")
     if gae is not None:
         found["turn, lambda 0"] = TurnGAE(gamma=gae["gamma"], gae_lambda=0.0)
-    if archer is not None:
-        found["archer"] = archer
-        left_out.pop("archer")
     return found, left_out
 
 
@@ -64,7 +59,7 @@ def _why_not(kind: type[Any], *, has_critic: bool, has_two_heads: bool) -> str:
         "the run's critic has other values inside a turn": (
             Need.VALUES in kind.needs and has_two_heads and kind is not TurnGAE and not kind.token_weight
         ),
-        "the run has no critics of it": Need.FEATURES in kind.needs,
+        "its critics are not read": Need.FEATURES in kind.needs,
         "it learns from other rewards": kind.turn_rewards is not Method.turn_rewards,
         "it has settings without a default": any(
             entry.init and entry.default is MISSING and entry.default_factory is MISSING for entry in fields(kind)
@@ -78,7 +73,6 @@ def build_batch(
     group_size: int,
     scale: str,
     critic: CriticValues | None = None,
-    features: TurnFeatures | None = None,
 ) -> Batch:
     """Returns the batch that the credits read, with the response tokens of each episode in one row.
 
@@ -96,7 +90,6 @@ def build_batch(
         turn_ids=turn_ids,
         mask=(turn_ids >= 0).long(),
         critic=critic,
-        turn_features=features,
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -21,7 +20,7 @@ from epo_trl.cli.options import AlgorithmArguments, CommandLine, parse_options
 from epo_trl.cli.train import StartArguments, find_algorithm
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError, changed_settings, spelled
-from epo_trl.lab.credit_audit.critics import ReferenceFeatures, SavedCritic, load_archer
+from epo_trl.lab.credit_audit.critics import SavedCritic
 from epo_trl.lab.credit_audit.estimators import list_estimators
 from epo_trl.lab.credit_audit.rounds import AuditPlan, Player, play_round
 from epo_trl.lab.credit_audit.statistics import compare, make_markdown
@@ -29,20 +28,14 @@ from epo_trl.methods import build_methods
 from epo_trl.models import load_policy
 from epo_trl.models.generate import UNCHANGED, SamplingPolicy
 from epo_trl.models.load import sequence_limit
-from epo_trl.rollout.spec import EpisodeArguments, FewShotArguments, ResponseArguments, RewardArguments
 from epo_trl.runs.checkpoint_files import what_model
 from epo_trl.runs.run_lock import folder_lock
+from epo_trl.runs.run_settings import MAY_CHANGE
 from epo_trl.runs.state_file import read_state, write_atomically, write_state
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
-from epo_trl.trainers.epo_trainer import METHODS
 from epo_trl.trainers.setup import build_rules
 
 SETTINGS = "settings.json"
-# Fields of the config that decide what is played: all options of the rollout and of sampling, and the seed. Template
-# and examples are compared by their text.
-_RULES = {one.name for kind in (ResponseArguments, EpisodeArguments, RewardArguments) for one in fields(kind)}
-_RULES -= {"prompt_template", *(one.name for one in fields(FewShotArguments))}
-_RULES |= {"temperature", *UNCHANGED, "generation_kwargs", "seed"}
 
 
 @dataclass
@@ -92,15 +85,14 @@ class Audit:
                 "the rollout's rewards. Remove it and its method_kwargs from the config to audit the policy by these"
             )
         on_cpu = args.use_cpu or not torch.accelerator.is_available()
-        load = partial(
-            load_policy,
+        model, tokenizer = load_policy(
+            replace(model_args, model_name_or_path=audit.audited_run),
             suite=suite,
             template=args.template_for(suite),
             device="cpu" if on_cpu else torch.accelerator.current_accelerator(),
             seed=args.seed,
             trust_remote_code=args.trust_remote_code,
         )
-        model, tokenizer = load(replace(model_args, model_name_or_path=audit.audited_run))
         self.rules = build_rules(args, suite, tokenizer, {"state_key": True})
         self.policy = SamplingPolicy(
             model,
@@ -110,18 +102,12 @@ class Audit:
             others=_sampling_settings(args),
         )
         self.rules.set_model_limits(sequence_limit(model.config), self.policy.eos_ids)
-        gae, heads, archer, self._values, self._features = None, None, None, None, None
+        gae, heads, self._values = None, None, None
         if isinstance(args, EPOPPOConfig):
             gae = {"gamma": args.gamma, "gae_lambda": args.gae_lambda}
             self._values = SavedCritic(audit.audited_run, model, args, self.rules.context)
             heads = methods.settings().get("vetta", {}) if self._values.has_two_heads else None
-        learned = Path(audit.audited_run) / METHODS
-        if args.credit == "archer" and learned.is_file():
-            archer = load_archer(learned, {"seed": args.seed, **methods.settings()["archer"]})
-            self._features = ReferenceFeatures(load(model_args)[0], self.rules.context)
-        self.estimators, self.left_out = list_estimators(
-            state_keys=self._has_state_keys(), gae=gae, two_heads=heads, archer=archer
-        )
+        self.estimators, self.left_out = list_estimators(state_keys=self._has_state_keys(), gae=gae, two_heads=heads)
         self._settings = self._find_settings(model_args)
         path = self.folder / SETTINGS
         if path.is_file() and (differ := changed_settings(read_state(path), self._settings)):
@@ -148,15 +134,10 @@ class Audit:
     def _find_settings(self, model_args: ModelConfig) -> dict[str, Any]:
         """Returns all settings that affect the result, as JSON values."""
         settings = {
-            **{name: getattr(self.args, name) for name in sorted(_RULES)},
+            **{name: value for name, value in self.args.to_dict().items() if name not in MAY_CHANGE},
             **{f"plan_{name}": value for name, value in asdict(self.plan).items()},
-            **{
-                f"credit {name}": {one.name: getattr(method, one.name) for one in fields(method) if one.init}
-                for name, method in self.estimators.items()
-            },
             "round": self.audit.audit_round,
             "weights": what_model(self.audit.audited_run),
-            "reference": what_model(model_args.model_name_or_path or "") if self._features else "",
             "model": {name: str(x) for name, x in asdict(model_args).items() if name != "model_name_or_path"},
             "template": self.rules.context.template.checksums(),
             "examples": self.rules.protocol.few_shot,
@@ -175,7 +156,7 @@ class Audit:
             path, part = self.folder / f"round-{number:03}.json", tasks[first : first + size]
             # The last round of an audit of fewer tasks lacks some, that of more tasks has others too.
             if not path.is_file() or not set(part) <= set(read_state(path, "tasks")["tasks"]):
-                if time.monotonic() > end:
+                if rounds and time.monotonic() > end:
                     break
                 write_state(path, {"tasks": part, **self._play_round(number, part)})
             rounds.append(read_state(path, "halves", "credits", "task"))
@@ -185,21 +166,16 @@ class Audit:
         draw = Random(f"audit {self.args.seed} {number}")
         policy = self.policy.seeded(draw.randrange(2**62))
         rules, seed = self.rules, self.args.seed
-        player = Player(self.suite, policy, rules.context, rules.settings, seed, self._values, self._features)
+        player = Player(self.suite, policy, rules.context, rules.settings, seed, self._values)
         return play_round(player, tasks, self.plan, self.estimators, draw)
 
     def report(self, rounds: list[dict[str, Any]]) -> None:
         """Writes table and JSON of the complete rounds, and prints the table."""
-        if not rounds:
-            raise InputError(f"audit_minutes: expected enough for one round, got {self.audit.audit_minutes:g}")
         tasks = [task for one in rounds for task in one["task"]]
         aborted = {task: error for one in rounds for task, error in one.get("aborted", {}).items()}
         if not tasks:
-            raise InputError(
-                f"environment: expected one that plays its tasks, got an error in each ({[*aborted.values()][0]})"
-                if aborted
-                else f"max_prompt_length: expected room for the first prompt, got {self.args.max_prompt_length}"
-            )
+            why = next(iter(aborted.values()), "no first prompt fits max_prompt_length")
+            raise InputError(f"environment: expected turns to audit, got none ({why})")
         halves = [tuple(pair) for one in rounds for pair in one["halves"]]
         credits = {name: [x for one in rounds for x in one["credits"][name]] for name in self.estimators}
         success = [won for one in rounds for won in one["success"]]

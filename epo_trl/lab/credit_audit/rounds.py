@@ -18,7 +18,7 @@ from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.border import close_all
 from epo_trl.errors import InputError
 from epo_trl.lab.credit_audit.estimators import build_batch, turn_credits
-from epo_trl.methods import CriticValues, Method, TurnFeatures
+from epo_trl.methods import CriticValues, Method
 from epo_trl.rollout import ContextBuilder, RolloutSettings
 from epo_trl.rollout.engine import Generate, InStep
 from epo_trl.rollout.loop import RolloutTimes, send_actions, set_prompts, take_answers
@@ -49,8 +49,7 @@ class AuditPlan:
 class Player:
     """What plays the episodes of an audit.
 
-    `critic` returns the values of the run's critic for some episodes, if it has one; `features` the hidden states of
-    their turns under the reference policy, if a credit reads them.
+    `critic` returns the values of the run's critic for some episodes, if it has one.
     """
 
     suite: TaskSuite
@@ -59,7 +58,6 @@ class Player:
     settings: RolloutSettings  # those of training
     seed: int = 0  # passed to every `reset`
     critic: Callable[[Sequence[Episode]], CriticValues] | None = None
-    features: Callable[[Sequence[Episode]], TurnFeatures] | None = None
 
 
 def play_round(
@@ -90,8 +88,7 @@ def play_round(
     credits: dict[str, list[float]] = {name: [] for name in estimators}
     if turns:
         critic = player.critic(episodes) if player.critic else None
-        features = player.features(episodes) if player.features else None
-        credits = turn_credits(estimators, build_batch(episodes, plan.group_size, plan.scale, critic, features), turns)
+        credits = turn_credits(estimators, build_batch(episodes, plan.group_size, plan.scale, critic), turns)
     return {
         "task": [episodes[row].task_id for row, _ in turns],
         "turn": [k for _, k in turns],
