@@ -88,6 +88,12 @@ class Screen:
             listed = [f"{number:4}  {action}" for number, action in enumerate(actions, start=1)]
             self.say("\n".join(listed or ["(none listed)"]) if typed == "/actions" else HELP, "dim")
 
+    def show_prompt(self, text: str) -> None:
+        """Writes what a turn adds to the prompt, between two lines."""
+        self.console.rule("prompt", style="dim")
+        self.say(text, "dim")
+        self.console.rule(style="dim")
+
     def show_turn(self, episode: RunningEpisode, *, typed: bool) -> None:
         """Writes the last turn: the response, if no person has typed it, and the environment's answer to it."""
         turn = episode.turns[-1]
@@ -104,7 +110,12 @@ class Screen:
 
 def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen: Screen) -> Episode | None:
     """Plays an episode and returns it, or `None` if the person quits. What the environment raises is not caught."""
-    task_id = find_task(args, suite)
+    if (task_id := args.task_id) is None:
+        suite.check_split(args.split)
+        ids = suite.task_ids(args.split)
+        if not 0 <= args.index < len(ids):
+            raise InputError(f"index: expected one of the {len(ids)} tasks of {args.split!r}, from 0, got {args.index}")
+        task_id = ids[args.index]
     if args.protocol or suite.protocol:
         protocol = load_protocol(args, suite)
     else:
@@ -117,16 +128,15 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
         episode = RunningEpisode(task_id, args.seed, env, rules)
         with contextlib.suppress(EOFError, KeyboardInterrupt):
             play_turns(episode, suite, args, context, engine, screen)
+    ended = None if episode.stop is None else episode.to_episode()
+    outcome = "won" if ended and ended.won else f"not won ({ended.stop.value})" if ended else "\nstopped"
     count, reward = len(episode.turns), sum(turn.env_reward for turn in episode.turns)
-    summary = f"after {count} turn{'' if count == 1 else 's'}; reward {reward:g}"
-    if episode.stop is None:
-        screen.say(f"\nstopped {summary}", "bold")
-        return None
-    ended = episode.to_episode()
-    parts = [f"{'won' if ended.won else f'not won ({ended.stop.value})'} {summary}"]
-    parts += [] if ended.score is None else [f"score {ended.score:g}"]
-    parts += [f"invalid actions: {ended.invalid_actions}"] if ended.invalid_actions else []
-    screen.say("; ".join(parts), "bold green" if ended.won else "bold red")
+    parts = [f"{outcome} after {count} turn{'' if count == 1 else 's'}; reward {reward:g}"]
+    if ended and ended.score is not None:
+        parts.append(f"score {ended.score:g}")
+    if ended and ended.invalid_actions:
+        parts.append(f"invalid actions: {ended.invalid_actions}")
+    screen.say("; ".join(parts), "bold")
     return ended
 
 
@@ -150,9 +160,7 @@ def play_turns(
                 episode.stop = StopReason.CONTEXT_FULL
                 break
             if args.show_prompt:
-                screen.console.rule("prompt", style="dim")
-                screen.say(context.tokenizer.decode(episode.prompt.ids, clean_up_tokenization_spaces=False), "dim")
-                screen.console.rule(style="dim")
+                screen.show_prompt(context.tokenizer.decode(episode.prompt.ids, clean_up_tokenization_spaces=False))
         if engine and context:
             engine.submit(0, episode.ids_to_continue())
             (response,) = engine.collect(None) or []
@@ -165,17 +173,6 @@ def play_turns(
             thought, action = expert.act(episode.observation, info) if expert else ("", screen.ask(number, listed))
             episode.act(action, thought=thought, verbatim=suite.verbatim or bool(suite.tools))
         screen.show_turn(episode, typed=args.player == HUMAN)
-
-
-def find_task(args: PlayArguments, suite: TaskSuite) -> str:
-    """Returns the id of the task, or raises `InputError` or `EnvError` if there is none."""
-    if args.task_id is not None:
-        return args.task_id
-    suite.check_split(args.split)
-    ids = suite.task_ids(args.split)
-    if not 0 <= args.index < len(ids):
-        raise InputError(f"index: expected one of the {len(ids)} tasks of {args.split!r}, from 0, got {args.index}")
-    return ids[args.index]
 
 
 def open_player(
