@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -91,28 +92,18 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
         reader = EventAccumulator(str(file), size_guidance={"scalars": 0}, purge_orphaned_data=False).Reload()
         scalars = ((tag, event) for tag in reader.Tags()["scalars"] for event in reader.Scalars(tag))
         events += [(event.wall_time, event.step, tag, event.value) for tag, event in scalars]
-    points: dict[str, dict[int, float]] = {tag: {} for tag in tags or ()}
-    last = 0
-    for _, step, tag, value in sorted(events):
-        if step and tag.startswith(("train/", "eval/")):  # a trainer that is to resume may evaluate at step 0
-            if step < last:
-                points = {name: {s: known[s] for s in known if s <= step} for name, known in points.items()}
-            last = step
-        if (tags is None or tag in points) and math.isfinite(value):
-            points.setdefault(tag, {})[step] = value
-    return {
-        tag: (np.array(sorted(known)), np.array([known[step] for step in sorted(known)]))
-        for tag, known in points.items()
-        if known
-    }
+    log = pd.DataFrame(sorted(events), columns=["wall_time", "step", "tag", "value"])
+    # A trainer that is to resume may evaluate at step 0.
+    goes_on = log.step.where((log.step > 0) & log.tag.str.startswith(("train/", "eval/")), np.inf)
+    kept = log[(log.step <= goes_on[::-1].cummin()[::-1]) & np.isfinite(log.value)]
+    kept = kept.drop_duplicates(["tag", "step"], keep="last").sort_values("step")
+    curves = {str(tag): (own.step.to_numpy(), own.value.to_numpy()) for tag, own in kept.groupby("tag", sort=False)}
+    return {tag: curves[tag] for tag in (curves if tags is None else tags) if tag in curves}
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     """Averages each value with the `window - 1` values before it. The first `window - 1` values get no mean."""
-    if len(values) < window:
-        return np.empty(0)
-    sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
-    return (sums[window:] - sums[:-window]) / window
+    return pd.Series(values, dtype=float).rolling(window).mean().to_numpy()[window - 1 :]
 
 
 def average_seeds(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
