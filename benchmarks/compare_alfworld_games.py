@@ -6,6 +6,7 @@ python benchmarks/compare_alfworld_games.py --games 600   # with the real games 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from harness import table
+from scripted_plan import scripted_plan
 
 from epo_trl.cli.base import at_least
 from epo_trl.envs.alfworld import AlfworldData
@@ -21,7 +23,6 @@ from epo_trl.envs.alfworld.generator import generate
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.rooms import ROOM_TYPES, alfred
 from epo_trl.envs.alfworld.scene import Scene
-from epo_trl.envs.alfworld.scripted_plan import scripted_plan
 
 Games = list[tuple[int, Scene, int]]  # room number, game, number of actions of a winning plan
 
@@ -32,8 +33,9 @@ def real_games(split: str, limit: int) -> Games:
     ids = suite.task_ids(split)
     games = []
     for task_id in ids[:: max(1, len(ids) // limit)][:limit]:
-        game = load_game(suite.root / task_id / GAME_FILE)
-        games.append((int(Path(task_id).parent.name.split("-")[-1]), Scene.of(game), len(game.walkthrough)))
+        file = suite.root / task_id / GAME_FILE
+        plan = json.loads(file.read_text(encoding="utf-8"))["walkthrough"]
+        games.append((int(Path(task_id).parent.name.split("-")[-1]), Scene.of(load_game(file)), len(plan)))
     return games
 
 

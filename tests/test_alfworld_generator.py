@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from alfworld_games import SMALL
+from scripted_plan import scripted_plan
 
 from epo_trl.envs.alfworld import generator
 from epo_trl.envs.alfworld.game_files import GAME_FILE, load_game
@@ -15,7 +16,6 @@ from epo_trl.envs.alfworld.generator import generate, write_games
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.rooms import DATA, HELD_OUT_ROOMS, alfred
 from epo_trl.envs.alfworld.scene import Scene
-from epo_trl.envs.alfworld.scripted_plan import scripted_plan
 from epo_trl.envs.alfworld.task_specs import Filters, task_specs, type_order
 from epo_trl.envs.base import EnvError
 
@@ -91,13 +91,13 @@ def test_written_games_have_alfworlds_layout_and_are_the_generated_ones(tmp_path
         game = load_game(path)
         assert path.parent.parent.name.startswith(trajectory["task_type"] + "-")
         assert (path.parent / "initial_state.pddl").read_text() == game.problem
-        assert json.loads(path.read_text())["solvable"] is True and game.walkthrough
+        assert json.loads(path.read_text())["solvable"] is True
     assert generate("train", 0, 4).game.problem in [load_game(path).problem for path in files]
 
 
 def test_an_interrupted_call_is_completed_and_games_of_two_calls_are_not_mixed(tmp_path, monkeypatch):
-    plans = iter([scripted_plan, scripted_plan])  # the third game is interrupted
-    monkeypatch.setattr(generator, "scripted_plan", lambda scene: next(plans)(scene))
+    calls = iter([generate, generate])  # the third game is interrupted
+    monkeypatch.setattr(generator, "generate", lambda *args: next(calls)(*args))
     with pytest.raises(StopIteration):
         write_games(tmp_path, 4, 1, 0)
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob(GAME_FILE)}

@@ -25,14 +25,12 @@ class Game:
         problem: PDDL problem: initial state and goal.
         domain: PDDL domain: rules.
         grammar: TextWorld grammar: the texts, including the task sentence.
-        walkthrough: Actions that win, or `()` if none is stored.
     """
 
     source: str
     problem: str
     domain: str
     grammar: str
-    walkthrough: tuple[str, ...] = ()
 
     @property
     def task(self) -> str:
@@ -44,15 +42,8 @@ class Game:
 
     def as_json(self) -> str:
         """Serializes the game as the content of a `game.tw-pddl` file."""
-        return json.dumps(
-            {
-                "pddl_domain": self.domain,
-                "grammar": self.grammar,
-                "pddl_problem": self.problem,
-                "solvable": bool(self.walkthrough),
-                "walkthrough": list(self.walkthrough),
-            }
-        )
+        texts = {"pddl_domain": self.domain, "grammar": self.grammar, "pddl_problem": self.problem}
+        return json.dumps({**texts, "solvable": True})
 
 
 def without_task(grammar: str) -> str:
@@ -71,7 +62,7 @@ def load_game(path: Path) -> Game:
         texts = data["pddl_problem"], data["pddl_domain"], data["grammar"]
     except KeyError as error:
         raise EnvError(f"{path}: {error} is missing. {_FIX}") from error
-    return Game(str(path), *texts, walkthrough=tuple(data.get("walkthrough") or ()))
+    return Game(str(path), *texts)
 
 
 def find_games(folder: Path, task_types: tuple[str, ...]) -> tuple[list[Path], list[Path]]:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import os
 import random
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from epo_trl.envs.alfworld.game_files import DESCRIPTION_FILE, GAME_FILE, SPLIT_FOLDERS, Game
 from epo_trl.envs.alfworld.rooms import DATA, LAMP_STANDS, Location, Receptacle, Room, alfred, fits, thor_id
-from epo_trl.envs.alfworld.scene import Scene
-from epo_trl.envs.alfworld.scripted_plan import scripted_plan
 from epo_trl.envs.alfworld.task_specs import ROOM_SHARES, Filters, TaskSpec, task_specs_by_object, type_order
 from epo_trl.envs.base import EnvError
 
@@ -261,10 +259,9 @@ def write_games(
         if (folder / GAME_FILE).is_file():
             continue
         folder.mkdir(parents=True, exist_ok=True)
-        solved = replace(generated.game, walkthrough=tuple(scripted_plan(Scene.of(generated.game))))
         (folder / DESCRIPTION_FILE).write_text(json.dumps(generated.trajectory(), indent=1))
-        (folder / "initial_state.pddl").write_text(solved.problem)
-        _write_whole(folder / GAME_FILE, solved.as_json())  # the last one: with it the game is complete
+        (folder / "initial_state.pddl").write_text(generated.game.problem)
+        _write_whole(folder / GAME_FILE, generated.game.as_json())  # the last one: with it the game is complete
     return len(todo)
 
 

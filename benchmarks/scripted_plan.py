@@ -1,4 +1,4 @@
-"""Derives a winning plan from a game's initial state, which proves that the game is solvable."""
+"""Derives a winning plan from the initial state of an ALFWorld game, which proves that the game is solvable."""
 
 from __future__ import annotations
 
