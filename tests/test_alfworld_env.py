@@ -169,10 +169,9 @@ def test_a_missing_folder_says_how_to_get_games(tmp_path, monkeypatch):
         AlfworldData(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("damage", ["{", '{"solvable": true, "grammar": ""}'])
-def test_a_damaged_file_is_named(copied, damage):
+def test_a_damaged_file_is_named(copied):
     path = first_game(copied)
-    path.write_text(damage)
+    path.write_text("{")
     with pytest.raises(EnvError, match=f"{path}.*alfworld-download"):
         AlfworldData(copied).task_ids("train")
 

@@ -10,7 +10,7 @@ from typing import Any
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.notes import AgentNotes
 from epo_trl.envs.alfworld.textworld_engine import TextWorldPlay
-from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.base import NOT_RUNNING, EnvError, Info, TextEnv
 
 ENGINES = ("fast", "textworld")
 Play = State | TextWorldPlay  # one episode in either engine
@@ -57,12 +57,10 @@ class AlfworldEnv(TextEnv):
         With `options["state_key"]`, `info` holds the key of the engine's state: what is where, opened, held and done.
 
         Raises:
-            EnvError: If there is no task id, it is unknown, or TextWorld's engine has to give a state key.
+            EnvError: If the task id is missing or unknown, or TextWorld's engine has to give a state key.
         """
-        task_id = (options or {}).get("task_id")
-        if not isinstance(task_id, str):
-            raise EnvError(f"options: expected a task id such as {{'task_id': 'train/0'}}, got {options!r}")
-        self._opened, self._with_key = self._open_task(task_id), bool((options or {}).get("state_key"))
+        given = options or {}
+        self._opened, self._with_key = self._open_task(str(given.get("task_id"))), bool(given.get("state_key"))
         observation = self._opened.play.describe()
         self._notes = AgentNotes(observation, self._opened.task)
         return observation, self._info()
@@ -74,7 +72,7 @@ class AlfworldEnv(TextEnv):
             EnvError: If `reset` was not called before.
         """
         if self._opened is None:
-            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+            raise EnvError(NOT_RUNNING)
         play = self._opened.play
         before = play.won
         observation = play.step(action)

@@ -35,10 +35,7 @@ class Game:
     @property
     def task(self) -> str:
         """Natural-language description of the task, for example `"put two soapbar in drawer"`."""
-        match = TASK_SENTENCE.search(self.grammar)
-        if match is None:
-            raise EnvError(f"{self.source}: the grammar has no sentence 'Your task is to: ...'. {_FIX}")
-        return match.group(1)
+        return TASK_SENTENCE.findall(self.grammar)[0]
 
     def as_json(self) -> str:
         """Serializes the game as the content of a `game.tw-pddl` file."""
@@ -55,14 +52,10 @@ def load_game(path: Path) -> Game:
     """Loads a game from a `game.tw-pddl` file.
 
     Raises:
-        EnvError: If the file cannot be read or is not a game. The message names the path.
+        EnvError: If the file is not JSON. The message names the path.
     """
     data = _read_json(path)
-    try:
-        texts = data["pddl_problem"], data["pddl_domain"], data["grammar"]
-    except KeyError as error:
-        raise EnvError(f"{path}: {error} is missing. {_FIX}") from error
-    return Game(str(path), *texts)
+    return Game(str(path), data["pddl_problem"], data["pddl_domain"], data["grammar"])
 
 
 def find_games(folder: Path, task_types: tuple[str, ...]) -> tuple[list[Path], list[Path]]:

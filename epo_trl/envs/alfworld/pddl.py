@@ -65,14 +65,11 @@ def read_facts(problem: str, source: str) -> FactTable:
     """Parses the initial facts by predicate, in lower case. `source` names the game in messages.
 
     Raises:
-        EnvError: If there is no `(:init`, or a fact is not one of `KNOWN_FACTS`.
+        EnvError: If a fact is not one of `KNOWN_FACTS`.
     """
-    text = without_comments(problem).lower()
-    match = re.search(r"\(:init(.*)\(:goal", text, re.DOTALL)
-    if match is None:
-        raise EnvError(f"{source}: the PDDL problem has no '(:init ... (:goal ...' part; the file is corrupt")
+    init = without_comments(problem).lower().partition("(:init")[2].rpartition("(:goal")[0]
     facts: FactTable = defaultdict(list)
-    for inner in re.findall(r"\(([^()]+)\)", match.group(1)):
+    for inner in re.findall(r"\(([^()]+)\)", init):
         predicate, *arguments = inner.split()
         if KNOWN_FACTS.get(predicate) != len(arguments):
             raise EnvError(

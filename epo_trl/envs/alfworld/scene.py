@@ -77,7 +77,6 @@ class Scene:
         Raises:
             EnvError: If the fast engine does not support the rules, the texts, a fact or the goal.
         """
-        task = game.task
         help_text = _check_rules(game)
         facts = read_facts(game.problem, game.source)
         names = display_names(argument for rows in facts.values() for row in rows for argument in row)
@@ -87,7 +86,7 @@ class Scene:
         if "sink" in kinds.values():
             raise EnvError(f"{game.source}: the fast engine does not support the receptacle type 'sink'")
         return cls(
-            task=task,
+            task=game.task,
             goal=read_goal(game.problem, game.source),
             receptacles=dict(shown.pairs("receptacleatlocation")),
             receptacle_type=kinds,
