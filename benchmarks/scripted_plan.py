@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from epo_trl.envs.alfworld.engine import State
-from epo_trl.envs.alfworld.object_states import BY_STATE
+from epo_trl.envs.alfworld.pddl import BY_STATE
 from epo_trl.envs.alfworld.scene import Scene
 from epo_trl.envs.base import EnvError
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from epo_trl.envs.alfworld.object_states import BY_STATE, TREATMENTS, Treatment
+from epo_trl.envs.alfworld.pddl import BY_STATE, TREATMENTS, Treatment
 from epo_trl.envs.alfworld.scene import Scene
 
 NOTHING = "Nothing happens."

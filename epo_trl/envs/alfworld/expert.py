@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from epo_trl.envs.alfworld.notes import EMPTY_HANDS, MIDDLE, SHOWN, remember
-from epo_trl.envs.alfworld.object_states import BY_TASK_TYPE, Treatment
+from epo_trl.envs.alfworld.pddl import BY_TASK_TYPE, Treatment
 from epo_trl.envs.base import EnvError, Info
 
 _LOOK = re.compile(r"(?:look at|examine the) (\w+) (?:under|with) the (\w+)")

@@ -18,19 +18,12 @@ _FIX = "Delete its folder and run `alfworld-download` (real games) or `epo-trl g
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """One game, not yet parsed by an engine.
+    """One game, not yet parsed by an engine."""
 
-    Args:
-        source: Path or task id, for messages.
-        problem: PDDL problem: initial state and goal.
-        domain: PDDL domain: rules.
-        grammar: TextWorld grammar: the texts, including the task sentence.
-    """
-
-    source: str
-    problem: str
-    domain: str
-    grammar: str
+    source: str  # path or task id, for messages
+    problem: str  # PDDL problem: initial state and goal
+    domain: str  # PDDL domain: rules
+    grammar: str  # TextWorld grammar: the texts, including the task sentence
 
     @property
     def task(self) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from epo_trl.envs.alfworld.object_states import BY_TASK_TYPE
 from epo_trl.envs.alfworld.rooms import alfred
 from epo_trl.envs.base import EnvError
 
@@ -22,6 +21,27 @@ TASK_TYPES = (
     "pick_cool_then_place_in_recep",
     "pick_two_obj_and_place",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """A state change that a task type requires: of an object, by a piece of furniture."""
+
+    task_type: str
+    verb: str  # of the agent's action
+    tool: str  # class of the furniture that does it, for example `"SinkBasin"`
+    ability: str  # property that the object must have, for example `"Cleanable"`
+    state: str  # of the object afterwards
+    undoes: str = ""  # the state that ends, if any
+
+
+TREATMENTS = (
+    Treatment("pick_clean_then_place_in_recep", "clean", "SinkBasin", "Cleanable", "clean"),
+    Treatment("pick_heat_then_place_in_recep", "heat", "Microwave", "Heatable", "hot", undoes="cool"),
+    Treatment("pick_cool_then_place_in_recep", "cool", "Fridge", "Coolable", "cool", undoes="hot"),
+)
+BY_TASK_TYPE = {treatment.task_type: treatment for treatment in TREATMENTS}
+BY_STATE = {treatment.state: treatment for treatment in TREATMENTS}
 
 # Predicates by their number of arguments. The first four rows affect the game; the others never affect text, action or
 # goal.
@@ -39,21 +59,13 @@ KNOWN_FACTS = {name: count for count, names in _PREDICATES for name in names.spl
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The winning condition of a game.
+    """The winning condition of a game."""
 
-    Args:
-        task_type: One of `TASK_TYPES`.
-        object_type: Type of the object to bring or to look at, for example `"soapbar"`.
-        target_type: Type of the receptacle to put it in, or of the lamp to look at it under.
-        state: `"clean"`, `"hot"`, `"cool"`, or `""` if the object's state does not matter.
-        count: Number of objects that must end up in one receptacle.
-    """
-
-    task_type: str
-    object_type: str
-    target_type: str
-    state: str = ""
-    count: int = 1
+    task_type: str  # one of `TASK_TYPES`
+    object_type: str  # type of the object to bring or to look at, for example `"soapbar"`
+    target_type: str  # type of the receptacle to put it in, or of the lamp to look at it under
+    state: str = ""  # `"clean"`, `"hot"`, `"cool"`, or `""` if the object's state does not matter
+    count: int = 1  # number of objects that must end up in one receptacle
 
 
 def without_comments(text: str) -> str:

@@ -60,31 +60,18 @@ class GoalText:
 
 @dataclass(frozen=True)
 class Alfred:
-    """ALFRED's tables.
+    """ALFRED's tables."""
 
-    Args:
-        furniture: Kinds of receptacles that cannot be moved.
-        objects: All kinds of objects.
-        portable: Kinds of objects that an agent can pick up.
-        openable: Kinds of furniture that can be opened.
-        movable_receptacles: Kinds of objects that hold others.
-        may_hold: Kinds of objects by the kind of furniture that they may be in or on.
-        able: Kinds of objects by what can be done to them, such as `"Heatable"`.
-        max_count: Largest number of objects of a kind in a room.
-        goals: Goals by task type.
-        rooms: Rooms by number.
-    """
-
-    furniture: frozenset[str]
-    objects: frozenset[str]
-    portable: frozenset[str]
-    openable: frozenset[str]
-    movable_receptacles: frozenset[str]
-    may_hold: Mapping[str, frozenset[str]]
-    able: Mapping[str, frozenset[str]]
-    max_count: int
-    goals: Mapping[str, GoalText]
-    rooms: Mapping[int, Room]
+    furniture: frozenset[str]  # kinds of receptacles that cannot be moved
+    objects: frozenset[str]  # all kinds of objects
+    portable: frozenset[str]  # kinds of objects that an agent can pick up
+    openable: frozenset[str]  # kinds of furniture that can be opened
+    movable_receptacles: frozenset[str]  # kinds of objects that hold others
+    may_hold: Mapping[str, frozenset[str]]  # kinds of objects by the kind of furniture that they may be in or on
+    able: Mapping[str, frozenset[str]]  # kinds of objects by what can be done to them, such as `"Heatable"`
+    max_count: int  # largest number of objects of a kind in a room
+    goals: Mapping[str, GoalText]  # by task type
+    rooms: Mapping[int, Room]  # by number
 
 
 @cache

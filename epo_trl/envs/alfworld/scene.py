@@ -34,32 +34,19 @@ class Start:
 
 @dataclass(frozen=True)
 class Scene:
-    """The constant part of a game, with the names that the agent sees. Build it with `Scene.of(game)`.
+    """The constant part of a game, with the names that the agent sees. Build it with `Scene.of(game)`."""
 
-    Args:
-        task: Natural-language description of the task.
-        goal: Winning condition.
-        receptacles: Maps receptacle to location, in the order of the game's lists.
-        receptacle_type: Maps receptacle to type.
-        object_type: Maps object to type.
-        holdable: Maps receptacle type to the object types that may be put there.
-        having: Maps property (`"openable"`, `"pickupable"`, `"cleanable"`, ...) to the things that have it.
-        inside: Maps movable container to its contents.
-        rank: Maps name to its rank in the game's lists.
-        help_text: Response to `help`.
-        start: Initial state.
-    """
-
-    task: str
+    task: str  # in words
     goal: Goal
-    receptacles: dict[str, str]
+    receptacles: dict[str, str]  # location, in the order of the game's lists
     receptacle_type: dict[str, str]
     object_type: dict[str, str]
-    holdable: dict[str, Names]
+    holdable: dict[str, Names]  # by receptacle type: the object types that may be put there
+    # By property (`"openable"`, `"pickupable"`, `"cleanable"`, ...): the things that have it.
     having: dict[str, Names]
-    inside: dict[str, tuple[str, ...]]
-    rank: dict[str, int]
-    help_text: str
+    inside: dict[str, tuple[str, ...]]  # by movable container: its contents
+    rank: dict[str, int]  # of a name in the game's lists
+    help_text: str  # response to `help`
     start: Start
     at: dict[str, tuple[str, ...]] = field(init=False)
     _travel: dict[str, tuple[dict[str, str], list[str]]] = field(init=False, default_factory=dict)

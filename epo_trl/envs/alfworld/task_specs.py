@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from epo_trl.envs.alfworld.object_states import BY_TASK_TYPE
-from epo_trl.envs.alfworld.pddl import TASK_TYPES
+from epo_trl.envs.alfworld.pddl import BY_TASK_TYPE, TASK_TYPES
 from epo_trl.envs.alfworld.rooms import HELD_OUT_ROOMS, LAMP_STANDS, ROOM_TYPES, Room, alfred, fits
 from epo_trl.envs.base import EnvError
 
@@ -33,19 +32,12 @@ IID_ONE_IN = 8  # one task spec in eight belongs to the "iid" split, for every s
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskSpec:
-    """The goal of a game; the places of objects are drawn separately.
+    """The goal of a game; the places of objects are drawn separately."""
 
-    Args:
-        task_type: One of `TASK_TYPES`.
-        object_kind: Class of the object to bring, for example `"SoapBar"`.
-        target_kind: Class of the furniture to bring it to, or `"DeskLamp"`.
-        room: ALFRED's room number.
-    """
-
-    task_type: str
-    object_kind: str
-    target_kind: str
-    room: int
+    task_type: str  # one of `TASK_TYPES`
+    object_kind: str  # class of the object to bring, for example `"SoapBar"`
+    target_kind: str  # class of the furniture to bring it to, or `"DeskLamp"`
+    room: int  # ALFRED's room number
 
     @property
     def roles(self) -> dict[str, str]:
@@ -65,17 +57,12 @@ class TaskSpec:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """A filter of games. `None` means all.
+    """A filter of games. `None` means all."""
 
-    Args:
-        task_types: Names from `TASK_TYPES`.
-        room_types: Names from `ROOM_TYPES`: `"kitchens"`, `"livingrooms"`, `"bedrooms"`, `"bathrooms"`.
-        max_receptacles: Maximum number of receptacles in the room.
-    """
-
-    task_types: tuple[str, ...] | None = None
+    task_types: tuple[str, ...] | None = None  # names from `TASK_TYPES`
+    # Names from `ROOM_TYPES`: `"kitchens"`, `"livingrooms"`, `"bedrooms"`, `"bathrooms"`.
     room_types: tuple[str, ...] | None = None
-    max_receptacles: int | None = None
+    max_receptacles: int | None = None  # maximum number of receptacles in the room
 
     def __post_init__(self) -> None:
         for field, known in (("task_types", TASK_TYPES), ("room_types", ROOM_TYPES)):

@@ -20,25 +20,15 @@ _SPACES = re.compile(" +")
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The engine's state after an input.
-
-    Args:
-        observation: Response of the engine.
-        score: Score from 0 to 100, or -100 after a failure.
-        completed: Whether the engine counts the task as over.
-        moves: Ticks of the world's clock so far. `wait` costs several, looking none.
-        objects: Names of the objects in reach, sorted.
-        look: Response that `look around` would give.
-        inventory: Response that `inventory` would give.
-    """
+    """The engine's state after an input."""
 
     observation: str
-    score: int
-    completed: bool
-    moves: int
-    objects: tuple[str, ...]
-    look: str
-    inventory: str
+    score: int  # from 0 to 100, or -100 after a failure
+    completed: bool  # whether the engine counts the task as over
+    moves: int  # ticks of the world's clock so far: `wait` costs several, looking none
+    objects: tuple[str, ...]  # names of the objects in reach, sorted
+    look: str  # what `look around` would give
+    inventory: str  # what `inventory` would give
 
     @property
     def is_known(self) -> bool:

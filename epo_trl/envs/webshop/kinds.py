@@ -28,23 +28,14 @@ _WIDTHS = ("narrow", "standard", "wide", "corner")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of product.
+    """A kind of product."""
 
-    Args:
-        query: Its name, in lower case; also the search words under which the product is filed.
-        category: Department.
-        path: Names of the nested categories, outermost first.
-        attributes: Attributes that its products may have.
-        options: Values that its products may offer, by the name of the option.
-        prices: Lowest and highest price, in dollars.
-    """
-
-    query: str
+    query: str  # its name, in lower case; also the search words under which the product is filed
     category: str
-    path: tuple[str, ...]
-    attributes: tuple[str, ...]
-    options: Mapping[str, tuple[str, ...]]
-    prices: tuple[float, float]
+    path: tuple[str, ...]  # names of the nested categories, outermost first
+    attributes: tuple[str, ...]  # attributes that its products may have
+    options: Mapping[str, tuple[str, ...]]  # values that its products may offer, by the name of the option
+    prices: tuple[float, float]  # lowest and highest price, in dollars
 
 
 _WEAR_OPTIONS = {"color": COLORS, "size": _CLOTHES}

@@ -12,54 +12,33 @@ _BOUNDS = tuple(10.0 * i for i in range(1, 100))  # dollars
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product as its pages show it.
+    """A product as its pages show it."""
 
-    Args:
-        asin: Identifier that a results page shows, in upper case.
-        title: Name of the product.
-        category: Department of the shop, for example `"beauty"`.
-        query: Search words under which the product was found, in lower case; products of one kind share them.
-        path: Names of the nested categories, outermost first.
-        price: Price that is paid, in dollars.
-        price_tag: Price as shown, which may be a range.
-        description: Text of the page "Description"; may be empty.
-        features: Lines of the page "Features".
-        options: Values that can be chosen, by the name of the option, for example `{"color": ("red", "blue")}`.
-        attributes: Properties that the reward compares. No page lists them.
-        reviews: Title, stars (0 to 5) and text of each review on the page "Reviews".
-    """
-
-    asin: str
+    asin: str  # identifier that a results page shows, in upper case
     title: str
-    category: str
-    query: str
-    path: tuple[str, ...]
-    price: float
-    price_tag: str
-    description: str = ""
-    features: tuple[str, ...] = ()
+    category: str  # department of the shop, for example `"beauty"`
+    query: str  # search words under which the product was found, in lower case; products of one kind share them
+    path: tuple[str, ...]  # names of the nested categories, outermost first
+    price: float  # price that is paid, in dollars
+    price_tag: str  # price as shown, which may be a range
+    description: str = ""  # text of the page "Description"; may be empty
+    features: tuple[str, ...] = ()  # lines of the page "Features"
+    # Values that can be chosen, by the name of the option, for example `{"color": ("red", "blue")}`.
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    attributes: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()  # properties that the reward compares. No page lists them
+    # Title, stars (0 to 5) and text of each review on the page "Reviews".
     reviews: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A task: an instruction, and what the reward compares with the purchase.
+    """A task: an instruction, and what the reward compares with the purchase."""
 
-    Args:
-        product: Product that the instruction was written for. Others may satisfy it too.
-        instruction: Text that the agent is shown.
-        attributes: Attributes that the instruction asks for; at least one.
-        options: Option values that it asks for.
-        price_bound: Largest price that it allows, in dollars; `NO_BOUND` if it names none.
-    """
-
-    product: Product
-    instruction: str
-    attributes: tuple[str, ...]
-    options: tuple[str, ...]
-    price_bound: float
+    product: Product  # product that the instruction was written for. Others may satisfy it too
+    instruction: str  # text that the agent is shown
+    attributes: tuple[str, ...]  # attributes that the instruction asks for; at least one
+    options: tuple[str, ...]  # option values that it asks for
+    price_bound: float  # largest price that it allows, in dollars; `NO_BOUND` if it names none
 
 
 def draw_price_bound(price: float, rng: random.Random) -> float:

@@ -40,29 +40,17 @@ class Shop:
 
 @dataclass(slots=True)
 class Session:
-    """A visit, cheap to create, copy (`copy.copy`) and step.
-
-    Args:
-        shop: Shop to visit.
-        goal: Goal whose instruction every page shows.
-        page_size: Number of products on a page of results.
-        page: `"search"`, `"results"`, `"item"`, one of `SUB_PAGES` or `"done"`.
-        query: Words of the last search.
-        number: Number of the page of results, from 1.
-        found: Indices of the products that the search found.
-        product: Product that is shown.
-        chosen: Chosen value of each option, by its name.
-    """
+    """A visit, cheap to create, copy (`copy.copy`) and step."""
 
     shop: Shop
-    goal: Goal
-    page_size: int = PAGE_SIZE
-    page: str = "search"
-    query: str = ""
-    number: int = 1
-    found: tuple[int, ...] = ()
-    product: Product | None = None
-    chosen: dict[str, str] = field(default_factory=dict)
+    goal: Goal  # whose instruction every page shows
+    page_size: int = PAGE_SIZE  # products on a page of results
+    page: str = "search"  # `"search"`, `"results"`, `"item"`, one of `SUB_PAGES` or `"done"`
+    query: str = ""  # words of the last search
+    number: int = 1  # of the page of results, from 1
+    found: tuple[int, ...] = ()  # indices of the products that the search found
+    product: Product | None = None  # product that is shown
+    chosen: dict[str, str] = field(default_factory=dict)  # chosen value of each option, by its name
 
     def act(self, action: str) -> bool:
         """Performs an action and returns whether the shop knew it; any other text changes nothing.

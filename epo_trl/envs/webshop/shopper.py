@@ -14,21 +14,13 @@ Step = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a shopper looks for.
+    """What a shopper looks for."""
 
-    Args:
-        query: Kind of product.
-        attributes: Attributes that the product must have.
-        options: Option values to choose.
-        price_bound: Largest price, in dollars.
-        asin: Identifier of the product to buy, if it is known; then its attributes are not checked.
-    """
-
-    query: str
-    attributes: tuple[str, ...]
-    options: tuple[str, ...]
-    price_bound: float
-    asin: str = ""
+    query: str  # the kind of product
+    attributes: tuple[str, ...]  # that the product must have
+    options: tuple[str, ...]  # values to choose
+    price_bound: float  # largest price, in dollars
+    asin: str = ""  # identifier of the product to buy, if it is known; then its attributes are not checked
 
 
 class Shopper:
