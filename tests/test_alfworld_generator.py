@@ -106,7 +106,7 @@ def test_an_interrupted_call_is_completed_and_games_of_two_calls_are_not_mixed(t
     write_games(tmp_path, 4, 1, 0)
     assert len(list(tmp_path.rglob(GAME_FILE))) == 5 and not list(tmp_path.rglob("*.partial"))
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
-    for changes in ({"seed": 1}, {"filters": Filters(max_receptacles=9)}, {"n_train": 3}):
+    for changes in ({"seed": 1}, {"filters": Filters(max_receptacles=9)}):
         with pytest.raises(EnvError, match='out: .*"seed": 0.*; choose another folder'):
             write_games(tmp_path, **{"n_train": 4, "n_iid": 1, "n_ood": 0, **changes})
     write_games(tmp_path, 5, 1, 1)

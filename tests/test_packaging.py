@@ -65,7 +65,7 @@ def test_no_pin_is_bound_to_a_machine(name):
 
 
 # Files of `epo_trl` that are imported only where that extra is installed.
-EXTRA_OF = {"lab/study/*": "study", "lab/serve/server.py": "openenv"}
+EXTRA_OF = {"lab/study/*": "study", "lab/credit_audit/*": "study", "lab/serve/server.py": "openenv"}
 OPTIONAL = {"spacy"}  # without it, a field's error names the command that installs it
 
 

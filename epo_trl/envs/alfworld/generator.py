@@ -251,7 +251,7 @@ def write_games(
 
     chosen = filters or Filters()
     numbers = {"train": n_train, "iid": n_iid, "ood": n_ood}
-    _keep_apart(Path(out), {"seed": seed, **asdict(chosen)}, {SPLIT_FOLDERS[split]: n for split, n in numbers.items()})
+    _keep_apart(Path(out), {"seed": seed, **asdict(chosen)})
     todo = [(split, i) for split, n in numbers.items() for i in range(n)]
     for split, index in tqdm(todo, desc="ALFWorld games", unit="game"):
         generated = generate(split, index, seed, chosen)
@@ -265,19 +265,15 @@ def write_games(
     return len(todo)
 
 
-def _keep_apart(out: Path, made_from: dict[str, Any], counts: dict[str, int]) -> None:
-    """Refuses a folder with games of other arguments, which would mix train and test lists. Games may be added."""
-    file, text = out / SET_FILE, json.dumps({"from": made_from, "games": counts})
-    there, now = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None, json.loads(text)
-    if there is None:
-        is_free = not any((out / "json_2.1.1").glob("*/*"))
-    else:
-        fewer = [name for name, count in there["games"].items() if counts[name] < count]
-        is_free = there["from"] == now["from"] and not fewer
-    if not is_free:
+def _keep_apart(out: Path, made_from: dict[str, Any]) -> None:
+    """Refuses a folder with games of other arguments, which would mix train and test lists."""
+    file, text = out / SET_FILE, json.dumps({"from": made_from})
+    there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    has_others = there["from"] != json.loads(text)["from"] if there else any((out / "json_2.1.1").glob("*/*"))
+    if has_others:
         raise EnvError(
             f"out: expected a folder without other games, got {out} with those made from {json.dumps(there)}, not "
-            f"{text}; choose another folder, or use the same settings with at least as many games"
+            f"{text}; choose another folder, or use the same settings"
         )
     out.mkdir(parents=True, exist_ok=True)
     _write_whole(file, text)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from epo_trl.bounds import Share, check_bounds, option
+from epo_trl.bounds import Share, option
 from epo_trl.envs.base import EnvError
 from epo_trl.envs.scienceworld.jvm import Jvm
 from epo_trl.envs.scienceworld.world import World
@@ -43,9 +43,6 @@ class GoldSettings:
         "Share of the expert's walks between rooms that one 'teleport to' replaces. Must be 0 where the "
         "simplifications have no teleportAction ('easy' has it).",
     )
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True)

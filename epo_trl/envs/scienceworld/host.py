@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from epo_trl.bounds import Count, Positive, check_bounds, option
+from epo_trl.bounds import Count, Positive, option
 from epo_trl.envs.base import Faults
 from epo_trl.envs.scienceworld.jvm import Jvm, find_java, heap_mb_for
 from epo_trl.envs.scienceworld.world import World
@@ -27,9 +27,6 @@ class JvmSettings:
     timeout_seconds: Positive = option(
         60.0, "Time limit of a call; a Java process that exceeds it is killed and replaced."
     )
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 class Host(Seats):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 Floats = NDArray[np.float64]
 DRAWS = 2000
@@ -164,17 +164,5 @@ def _interval(draws: Floats, tasks: int) -> Interval:
     if tasks < _LEAST_TASKS or len(known) < 2:
         return Interval(value, np.nan, np.nan)
     error = float(np.std(known, ddof=1)) * (tasks / (tasks - 1)) ** 0.5
-    half = _student_t(tasks - 1) * error
+    half = float(stats.t.ppf(0.975, tasks - 1)) * error
     return Interval(value, value - half, value + half)
-
-
-def _student_t(freedom: int) -> float:
-    """Returns the 97.5 % quantile of Student's t to 1 %, from 3 degrees of freedom (Abramowitz and Stegun, 26.7.5)."""
-    z = NormalDist().inv_cdf(0.975)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return sum(term / freedom**power for power, term in enumerate(terms))
