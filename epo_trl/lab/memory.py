@@ -31,21 +31,17 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of a decoder-only transformer with a gated feed-forward block.
-
-    `backbone` counts the parameters that text reaches, without those of an LM head of its own (`head`), `frozen` those
-    that text never reaches. `linear` is the sum of inputs and outputs of all linear layers but the head, for LoRA.
-    """
+    """The sizes of a decoder-only transformer with a gated feed-forward block."""
 
     name: str
     layers: int
     hidden: int
     inner: int
     vocabulary: int
-    backbone: int
-    head: int
-    linear: int
-    frozen: int = 0
+    backbone: int  # parameters that text reaches, without those of an LM head of its own
+    head: int  # parameters of that LM head
+    linear: int  # sum of inputs and outputs of all linear layers but the head, for LoRA
+    frozen: int = 0  # parameters that text never reaches
 
 
 def measure_model(name: str, model: Any) -> ModelSizes:
@@ -108,26 +104,19 @@ def read_model(model: str) -> tuple[ModelSizes, int]:
 
 @dataclass(frozen=True)
 class Run:
-    """The settings of a run that determine its memory.
-
-    `zero_stage` is 0 (DDP), 2 or 3. `batch_tokens` is the number of tokens of one micro-batch on one GPU, padding
-    included; `pass_tokens` that of one forward pass over a part of it; with `recompute_passes`, only one pass at a time
-    keeps activations. `lora_rank` above 0 trains adapters of that rank on every linear layer of the policy, with
-    `critic_lora` of the critic too; the reference is then the model without its adapter. `vllm_bytes` is what a vLLM
-    that shares the GPU keeps during the update.
-    """
+    """The settings of a run that determine its memory."""
 
     gpus: int = 8
-    zero_stage: int = 3
-    batch_tokens: int = 16384
-    pass_tokens: int = 16384
+    zero_stage: int = 3  # 0 is DDP
+    batch_tokens: int = 16384  # of one micro-batch on one GPU, padding included
+    pass_tokens: int = 16384  # of one forward pass over a part of it
     reference: bool = True
-    critic: bool = False
+    critic: bool = False  # a separate one
     gradient_checkpointing: bool = True
-    recompute_passes: bool = False
-    lora_rank: int = 0
-    critic_lora: bool = False
-    vllm_bytes: float = 0.0
+    recompute_passes: bool = False  # whether only one pass at a time keeps activations
+    lora_rank: int = 0  # above 0: of adapters on every linear layer; the reference is the model without them
+    critic_lora: bool = False  # whether the critic is an adapter too
+    vllm_bytes: float = 0.0  # what a vLLM that shares the GPU keeps during the update
 
 
 def memory_per_gpu(model: ModelSizes, run: Run) -> dict[str, float]:

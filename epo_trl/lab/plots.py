@@ -23,17 +23,13 @@ Curve = tuple[np.ndarray, np.ndarray]  # steps, values
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One set of axes.
-
-    With `dots`, values before smoothing are dots: evaluations are few, and their running mean lags far behind a rising
-    curve. With `from_zero` the axis begins at 0, so that small fluctuations look small.
-    """
+    """One set of axes."""
 
     title: str
     tags: dict[str, str]  # TensorBoard tags, each with its line style
     percent: bool = False  # whether the values are ratios, plotted as 0 to 100
-    dots: bool = False
-    from_zero: bool = False
+    dots: bool = False  # for values before smoothing, as evaluations are few and their running mean lags behind
+    from_zero: bool = False  # so that small fluctuations look small
 
 
 PANELS = (

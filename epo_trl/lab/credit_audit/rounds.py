@@ -47,17 +47,14 @@ class AuditPlan:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """What plays the episodes of an audit.
-
-    `critic` returns the values of the run's critic for some episodes, if it has one.
-    """
+    """What plays the episodes of an audit."""
 
     suite: TaskSuite
     policy: Generate
     context: ContextBuilder
     settings: RolloutSettings  # those of training
     seed: int = 0  # passed to every `reset`
-    critic: Callable[[Sequence[Episode]], CriticValues] | None = None
+    critic: Callable[[Sequence[Episode]], CriticValues] | None = None  # values of the run's critic, if it has one
 
 
 def play_round(

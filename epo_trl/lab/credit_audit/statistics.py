@@ -33,15 +33,11 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How well one credit agrees with the true advantages.
-
-    `sign` is the share of turns whose credit has the sign of the true advantage, among turns with a clear one. No
-    credit counts as half a turn.
-    """
+    """How well one credit agrees with the true advantages."""
 
     correlation: Interval  # with the true advantages, corrected for the noise of their estimates
     gain: Interval  # of that correlation over GRPO's
-    sign: Interval
+    sign: Interval  # share of turns with the sign of a clear true advantage; no credit counts as half a turn
     silent: float  # share of turns without credit
 
 

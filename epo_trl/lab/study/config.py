@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -134,11 +133,7 @@ def _distinct(seeds: Iterable[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StudyRun:
-    """One run of a recipe.
-
-    `identity` is everything that determines the result, as JSON values: recipe and fields, including the warm start's,
-    without output paths.
-    """
+    """One run of a recipe."""
 
     arm: str | None  # name of the method; `None` for a warm start
     seed: int
@@ -146,7 +141,7 @@ class StudyRun:
     recipe: Path
     config: Path  # the original one; modules beside it can be imported
     settings: Mapping[str, Any]  # all fields passed to the program
-    identity: Mapping[str, Any]
+    identity: Mapping[str, Any]  # all that determines the result, also of the warm start, as JSON; no output path
     needs: StudyRun | None = None  # the warm start that this run begins with
 
     @property
@@ -176,15 +171,13 @@ def folder_names(names: Iterable[str]) -> dict[str, str]:
 
     A file name does not depend on the other arms, so an arm keeps its results when others are added.
     """
-    taken: dict[str, str] = {}
+    taken = {WARM_START: WARM_START}
     for name in names:
-        short = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.").lower()
-        if short in ("", WARM_START):
-            short = f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:6]}".lstrip("-")
+        short = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.").lower() or "arm"
         if short in taken:
             raise InputError(f"arms: {taken[short]!r} and {name!r} would share the folder {short!r}; rename one")
         taken[short] = name
-    return {name: short for short, name in taken.items()}
+    return {name: short for short, name in taken.items() if short != WARM_START}
 
 
 def _run(arm: Arm, name: str | None, seed: int, folder: Path, warm_start: StudyRun | None = None) -> StudyRun:

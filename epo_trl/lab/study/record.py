@@ -52,20 +52,18 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A finished run.
-
-    `curves` has one value for each RL step from 1 on, `None` where the metric was not logged; `thinned` one for each
-    entry of `thinned["rl_step"]`, the mean of the RL steps up to it. `left_band` is the RL step at which the entropy of
-    each third of the episode left the band, `None` if it did not; empty if the thirds were not logged.
-    """
+    """A finished run."""
 
     arm: str
     seed: int
     identity: Mapping[str, Any]  # everything that determined the result
     version: str  # of this package
     seconds: float  # wall time of all attempts
+    # A value for each RL step from 1 on, `None` where the metric was not logged.
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    # A mean for each entry of `thinned["rl_step"]`, over the RL steps up to it.
     thinned: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    # RL step at which the entropy of each third of the episode left the band; empty if it was not logged.
     left_band: Mapping[str, int | None] = field(default_factory=dict)
     evaluations: Sequence[EvaluationRecord] = ()  # in chronological order
     begins_with: str = ""  # checksum of the weights before RL, or name and revision of the model; empty if unknown
