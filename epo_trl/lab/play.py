@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import ModelConfig
 
 from epo_trl.bounds import option
+from epo_trl.cli.base import say
 from epo_trl.cli.evaluation import EvaluationArguments, load_player, load_protocol
 from epo_trl.cli.options import CommandLine, parse_options
 from epo_trl.envs.base import TaskSuite
-from epo_trl.errors import InputError
+from epo_trl.errors import InputError, spelled
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings
-from epo_trl.evaluation.samples import plain
 from epo_trl.models.load import check_model_name, tiny_size, tokenizer_of
 from epo_trl.rollout import ContextBuilder, Engine, InStep
 from epo_trl.rollout.demonstrations import few_shot_of
@@ -59,56 +57,46 @@ def main(line: CommandLine) -> None:
     suite, args, model_args = parse_options(line, PlayArguments, ModelConfig)
     if args.is_model:
         check_model_name(args.player, "player")
-    play(suite, args, model_args, Screen())
+    play(suite, args, model_args)
 
 
-@dataclass
-class Screen:
-    """A terminal. Texts of environments and models are escaped: they are data."""
-
-    console: Console = field(default_factory=lambda: Console(highlight=False))
-
-    def say(self, text: str, style: str = "") -> None:
-        """Writes a text."""
-        self.console.print(plain(text, style), soft_wrap=True)
-
-    def ask(self, turn: int, actions: Sequence[str]) -> str:
-        """Asks a person for an action, with help before the first turn. Raises `EOFError` if the person quits."""
-        if turn == 1:
-            self.say(HELP, "dim")
-        while True:
-            typed = self.console.input(Text(f"{turn}> ", style="bold cyan")).strip()
-            number = int(typed[1:]) if typed[1:].isdecimal() else 0
-            if typed == "/quit":
-                raise EOFError
-            if typed.startswith("/") and 0 < number <= len(actions):
-                return actions[number - 1]
-            if typed and not typed.startswith("/"):
-                return typed
-            listed = [f"{number:4}  {action}" for number, action in enumerate(actions, start=1)]
-            self.say("\n".join(listed or ["(none listed)"]) if typed == "/actions" else HELP, "dim")
-
-    def show_prompt(self, text: str) -> None:
-        """Writes what a turn adds to the prompt, between two lines."""
-        self.console.rule("prompt", style="dim")
-        self.say(text, "dim")
-        self.console.rule(style="dim")
-
-    def show_turn(self, episode: RunningEpisode, *, typed: bool) -> None:
-        """Writes the last turn: the response, if no person has typed it, and the environment's answer to it."""
-        turn = episode.turns[-1]
-        if turn.thought and not typed:
-            self.say(f"thought: {turn.thought}", "italic")
-        if not typed:
-            self.say(f"{len(episode.turns)}> {turn.action if turn.is_valid else turn.response}", "bold cyan")
-        if not turn.is_valid:
-            self.say(f"invalid: {turn.error}", "red")
-        self.say(episode.observation)
-        if turn.env_reward:
-            self.say(f"reward {turn.env_reward:g}", "yellow")
+def show(text: str) -> None:
+    """Writes a text of an environment or a model, escaped: it is data."""
+    say(spelled(text))
 
 
-def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen: Screen) -> Episode | None:
+def ask(turn: int, actions: Sequence[str]) -> str:
+    """Asks a person for an action, with help before the first turn. Raises `EOFError` if the person quits."""
+    if turn == 1:
+        say(HELP)
+    while True:
+        typed = input(f"{turn}> ").strip()
+        number = int(typed[1:]) if typed[1:].isdecimal() else 0
+        if typed == "/quit":
+            raise EOFError
+        if typed.startswith("/") and 0 < number <= len(actions):
+            return actions[number - 1]
+        if typed and not typed.startswith("/"):
+            return typed
+        listed = [f"{number:4}  {action}" for number, action in enumerate(actions, start=1)]
+        show("\n".join(listed or ["(none listed)"]) if typed == "/actions" else HELP)
+
+
+def show_turn(episode: RunningEpisode, *, typed: bool) -> None:
+    """Writes the last turn: the response, if no person has typed it, and the environment's answer to it."""
+    turn = episode.turns[-1]
+    if turn.thought and not typed:
+        show(f"thought: {turn.thought}")
+    if not typed:
+        show(f"{len(episode.turns)}> {turn.action if turn.is_valid else turn.response}")
+    if not turn.is_valid:
+        show(f"invalid: {turn.error}")
+    show(episode.observation)
+    if turn.env_reward:
+        say(f"reward {turn.env_reward:g}")
+
+
+def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig) -> Episode | None:
     """Plays an episode and returns it, or `None` if the person quits. What the environment raises is not caught."""
     if (task_id := args.task_id) is None:
         suite.check_split(args.split)
@@ -127,7 +115,7 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
         rules = protocol_settings(protocol, require_think=args.require_think)
         episode = RunningEpisode(task_id, args.seed, env, rules)
         with contextlib.suppress(EOFError, KeyboardInterrupt):
-            play_turns(episode, suite, args, context, engine, screen)
+            play_turns(episode, suite, args, context, engine)
     ended = None if episode.stop is None else episode.to_episode()
     outcome = "won" if ended and ended.won else f"not won ({ended.stop.value})" if ended else "\nstopped"
     count, reward = len(episode.turns), sum(turn.env_reward for turn in episode.turns)
@@ -136,21 +124,21 @@ def play(suite: TaskSuite, args: PlayArguments, model_args: ModelConfig, screen:
         parts.append(f"score {ended.score:g}")
     if ended and ended.invalid_actions:
         parts.append(f"invalid actions: {ended.invalid_actions}")
-    screen.say("; ".join(parts), "bold")
+    say("; ".join(parts))
     return ended
 
 
 def play_turns(
     episode: RunningEpisode, suite: TaskSuite, args: PlayArguments, context: ContextBuilder | None,
-    engine: Engine | None, screen: Screen,
+    engine: Engine | None,
 ) -> None:  # fmt: skip
     """Plays a new episode to its end and shows it. Raises `EOFError` if the person quits or the input ends."""
     expert = suite.make_expert(args.seed) if args.player == EXPERT else None
     episode.start()
-    screen.say(f"task: {episode.info['task']}", "bold")
+    show(f"task: {episode.info['task']}")
     about = f"{episode.info['task_type']}, {episode.task_id}; at most {episode.settings.max_turns} turns"
-    screen.say(f"{about}; player: {args.player}", "dim")
-    screen.say(episode.observation)
+    show(f"{about}; player: {args.player}")
+    show(episode.observation)
     if expert:
         expert.reset(episode.observation, episode.info)
     while episode.stop is None:
@@ -160,7 +148,8 @@ def play_turns(
                 episode.stop = StopReason.CONTEXT_FULL
                 break
             if args.show_prompt:
-                screen.show_prompt(context.tokenizer.decode(episode.prompt.ids, clean_up_tokenization_spaces=False))
+                text = context.tokenizer.decode(episode.prompt.ids, clean_up_tokenization_spaces=False)
+                show(f"--- prompt\n{text}\n---")
         if engine and context:
             engine.submit(0, episode.ids_to_continue())
             (response,) = engine.collect(None) or []
@@ -170,9 +159,9 @@ def play_turns(
         else:
             info, number = episode.info, len(episode.turns) + 1
             listed = info["admissible_actions"] or ()
-            thought, action = expert.act(episode.observation, info) if expert else ("", screen.ask(number, listed))
+            thought, action = expert.act(episode.observation, info) if expert else ("", ask(number, listed))
             episode.act(action, thought=thought, verbatim=suite.verbatim or bool(suite.tools))
-        screen.show_turn(episode, typed=args.player == HUMAN)
+        show_turn(episode, typed=args.player == HUMAN)
 
 
 def open_player(
