@@ -262,11 +262,7 @@ class AlfworldArguments:
         check_bounds(self)
 
     def make_suite(self) -> TaskSuite:
-        """Creates the task suite.
-
-        Raises:
-            EnvError: If a filter is invalid, or the games are missing.
-        """
+        """Creates the task suite."""
         if self.games == "data":
             return copy_options(AlfworldData, self, path=self.alfworld_data)
         return copy_options(GeneratedAlfworld, self, seed=self.games_seed)

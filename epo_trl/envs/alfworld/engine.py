@@ -29,9 +29,6 @@ _LOOKS = (
 class State:
     """One episode of a game. Cheap to create, copy and step; holds no global state.
 
-    Args:
-        scene: Game to play.
-
     Attributes:
         admissible: Actions that have an effect now, sorted.
         won: Whether the goal is reached now.

@@ -66,11 +66,7 @@ class AlfworldEnv(TextEnv):
         return observation, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Returns `(observation, reward, terminated, truncated, info)`.
-
-        Raises:
-            EnvError: If `reset` was not called before.
-        """
+        """Returns `(observation, reward, terminated, truncated, info)`."""
         if self._opened is None:
             raise EnvError(NOT_RUNNING)
         play = self._opened.play

@@ -46,10 +46,6 @@ class AgentNotes:
     `"nothing"`. `here` is the agent's place or `"the middle of the room"`. `noted` lists where objects of a kind that
     the task names were last seen, each as `"mug 1 in drawer 2"`. `actions_here` are the admissible actions other than
     `go to ...`, `examine ...`, `look`, `inventory` and `help`.
-
-    Args:
-        observation: The first observation.
-        task: Natural-language description of the task.
     """
 
     __slots__ = ("visited", "unvisited", "holding", "here", "_wanted", "_seen")

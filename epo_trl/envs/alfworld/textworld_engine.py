@@ -27,19 +27,14 @@ class TextWorldEngine:
         """Starts an episode of a game and ends the current one. Needs about a second, or half of it for the same game.
 
         Raises:
-            EnvError: If the engine is closed, or the file contains text that TextWorld would run as code.
+            EnvError: If the file contains text that TextWorld would run as code.
         """
-        if self._env is None:
-            raise EnvError("reset: the environment is closed; create another")
         if game != self._loaded:
             refuse_code(game)
-            self._load(game)
+            self._loaded = None
+            self._env.load(json.loads(game.as_json()))
+            self._loaded = game
         return TextWorldPlay(self._env, self._env.reset())
-
-    def _load(self, game: Game) -> None:
-        self._loaded = None
-        self._env.load(json.loads(game.as_json()))
-        self._loaded = game
 
     def close(self) -> None:
         """Frees the engine. May be called twice."""

@@ -70,10 +70,6 @@ class ScienceWorldEnv(AsyncTextEnv):
     Besides the required keys, `info` holds `accepted` (whether the engine knew the action), `score` (0 to 100, or
     -100), `failed`, `moves` (ticks so far), `objects` (tuple of the objects in reach), `look` and `inventory` (texts),
     `action_templates` (tuple) and `task_id`. `admissible_actions` is `None` unless `EngineRules.list_actions` is set.
-
-    Args:
-        host: Owner of the JVM. Environments may share one.
-        rules: Settings of play on the engine.
     """
 
     is_deterministic = True  # the seed and the number of inputs decide what is random
@@ -81,7 +77,6 @@ class ScienceWorldEnv(AsyncTextEnv):
     def __init__(self, host: Host, rules: EngineRules) -> None:
         self._host, self._rules = host, rules
         self._episode: _Episode | None = None
-        self._closed = False
         self._take_seat()
 
     def _take_seat(self) -> None:
@@ -95,11 +90,8 @@ class ScienceWorldEnv(AsyncTextEnv):
         actions so far. Random events after the copy are those of the original, as in all training episodes of a run.
 
         Raises:
-            EnvError: If the environment is closed. The copy's first `step` raises it if the repeated actions lead to
-                another state.
+            EnvError: By the copy's first `step`, if the repeated actions lead to another state.
         """
-        if self._closed:
-            raise EnvError("copy: the environment is closed; copy it before `close`")
         twin = copy(self)
         twin._seat = twin._pending = None
         twin._episode = self._episode and replace(self._episode, world=None)
@@ -114,7 +106,7 @@ class ScienceWorldEnv(AsyncTextEnv):
                 `simplification`, which must be the suite's; `state_key`, whether `info` holds `Seen.key`.
 
         Raises:
-            EnvError: If an option is invalid, the environment is closed, or the JVM cannot start, died or hung.
+            EnvError: If an option is invalid, or the JVM cannot start, died or hung.
         """
         task_id, engine_limit = self._read(options or {})
         with_key = bool((options or {}).get("state_key"))
@@ -142,9 +134,9 @@ class ScienceWorldEnv(AsyncTextEnv):
     def close(self) -> None:
         """Frees the world and, with the last one of a JVM, stops that JVM. May be called twice."""
         self._episode = self._pending = None
-        self._closed = True
         if self._seat is not None and self._forget.detach():
             self._host.free_seat(self._seat)
+        self._seat = None
 
     def _own_seat(self) -> int:
         if self._seat is None:
@@ -163,8 +155,6 @@ class ScienceWorldEnv(AsyncTextEnv):
                 f"simplification: expected {self._rules.simplification!r}, which all worlds on the suite's JVMs share, "
                 f"got {wanted!r}; change the protocol, or the suite's simplification"
             )
-        if self._closed:
-            raise EnvError("reset: the environment is closed; create another")
         return task_id, limit
 
     # --- On the thread of the JVM --------------------------------------------------------------------------------

@@ -66,10 +66,8 @@ def with_teleports(path: Sequence[str], rate: float, chance: random.Random) -> t
 class GoldExpert:
     """Plays the gold path of the task whatever it observes; repeats an action that the engine did not understand.
 
-    Args:
-        path_of: Returns the actions that solve a task id.
-        teleport_rate: Probability that the player teleports where the path walks.
-        seed: Seed of the teleports.
+    `path_of` returns the actions that solve a task id; `teleport_rate` is the probability that the player teleports
+    where the path walks.
     """
 
     def __init__(self, path_of: Callable[[str], tuple[str, ...]], teleport_rate: float = 0.0, seed: int = 0) -> None:
@@ -77,11 +75,7 @@ class GoldExpert:
         self._chance = random.Random(seed)
 
     def reset(self, observation: str, info: Info) -> None:
-        """Starts an episode.
-
-        Raises:
-            EnvError: If a gold path has to be generated and no JVM can be started.
-        """
+        """Starts an episode, for which a missing gold path is generated."""
         self._path = with_teleports(self._path_of(info["task_id"]), self._teleport_rate, self._chance)
         self._chance.random()  # keeps the teleports of recorded demonstrations
         self._next = 0

@@ -65,11 +65,7 @@ class GoldPaths:
         self._known: dict[Task, GoldPath] = {}
 
     def path(self, task_type: str, variation: int) -> GoldPath:
-        """Returns the path that solves a task, generating it if it is missing; no actions if the engine found none.
-
-        Raises:
-            EnvError: If no JVM can be started.
-        """
+        """Returns the path that solves a task, generating it if it is missing; no actions if the engine found none."""
         self.generate([(task_type, variation)])
         return self._known[task_type, variation]
 

@@ -35,9 +35,6 @@ class Host(Seats):
     A JVM that died, or whose heap is too small for the seats reserved since it started, is replaced for the worlds that
     start later. A JVM that still serves running worlds is kept until the last of them has left. `forget_seat` is safe
     to call from the garbage collector: the seat's world is freed when the next one is created.
-
-    Args:
-        settings: Settings of the JVMs.
     """
 
     def __init__(self, settings: JvmSettings) -> None:

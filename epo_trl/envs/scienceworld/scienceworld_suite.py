@@ -76,10 +76,7 @@ class ScienceWorldSuite(TaskSuite, TaskLists, EngineRules, JvmSettings, GoldSett
     def demonstration_tasks(self, split: str, max_turns: int, count: int | None = None) -> list[str]:
         """Returns the tasks of a split that the gold path solves in time, each once, in the order of the list.
 
-        Args:
-            split: Name of the split.
-            max_turns: Turn limit of the protocol.
-            count: Maximum number of tasks. Paths are generated, at 0.1 to 5 s each, until that many are found.
+        Paths are generated, at 0.1 to 5 s each, until `count` tasks are found.
         """
         found: list[str] = []
         ids = list(dict.fromkeys(self.task_ids(split)))

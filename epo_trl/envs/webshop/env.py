@@ -52,11 +52,7 @@ class WebShopEnv(TextEnv):
         return self._session.text, self._info(self._session, 0.0, accepted=True)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Returns `(observation, reward, terminated, truncated, info)`.
-
-        Raises:
-            EnvError: If no episode is running.
-        """
+        """Returns `(observation, reward, terminated, truncated, info)`."""
         session = self._session
         if session is None or session.page == "done":
             raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")

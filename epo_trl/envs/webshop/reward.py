@@ -88,11 +88,7 @@ def spacy_nouns(model: str) -> Nouns:
 def score_purchase(goal: Goal, product: Product, chosen: Mapping[str, str], nouns: Nouns = title_words) -> float:
     """Computes the reward of a purchase, in [0, 1]; 1 is a success.
 
-    Args:
-        goal: Goal of the task.
-        product: Product that was bought.
-        chosen: Chosen value of each option, by its name.
-        nouns: Function that lists the nouns of a title, with repetitions.
+    `chosen` has an option's value by its name; `nouns` lists the nouns of a title, with repetitions.
     """
     attributes = sum(has_attribute(product, wanted) for wanted in goal.attributes)
     options = count_options(goal.options, tuple(chosen.values()))
