@@ -45,11 +45,7 @@ class ModelSizes:
 
 
 def measure_model(name: str, model: Any) -> ModelSizes:
-    """Measures a model, whose weights may be on the meta device.
-
-    Raises:
-        ValueError: If it is a mixture of experts.
-    """
+    """Measures a model, whose weights may be on the meta device; `InputError` for a mixture of experts."""
     from torch import nn
 
     from epo_trl.models.families import unread_by_text
@@ -197,18 +193,6 @@ def read_run(
     )
 
 
-def format_memory(model: ModelSizes, run: Run, gpu_gb: float) -> str:
-    """Formats the memory of each part, and whether the total fits."""
-    parts = memory_per_gpu(model, run)
-    fits = "fits" if parts["total"] <= gpu_gb * GB else "does not fit"
-    billions = f"{(model.backbone + model.head) / 1e9:.2f} billion parameters"
-    if model.frozen:
-        billions += f" and {model.frozen / 1e9:.2f} frozen, which text never reaches"
-    lines = [f"  {part:<16}{size / GB:>8.1f} GB" for part, size in parts.items()]
-    head = f"{model.name}: {billions}, {run.gpus} GPU(s), {run.batch_tokens:,} tokens in a micro-batch, per GPU:"
-    return "\n".join([head, *lines, f"{fits} on {gpu_gb:g} GB"])
-
-
 def main(argv: Sequence[str]) -> int:
     """Prints the estimate for each number of GPUs and returns the exit code."""
     parser = make_parser(
@@ -235,8 +219,15 @@ def main(argv: Sequence[str]) -> int:
     settings = read_settings(line, AlgorithmArguments, StartArguments, find_algorithm(line.algorithm)[0], ModelConfig)
     model, rank = read_model(str(settings["model_name_or_path"]))
     settings |= {"lora_r": rank or settings["lora_r"]}  # an adapter is trained on as it is
+    weights = f"{(model.backbone + model.head) / 1e9:.2f} billion parameters"
+    if model.frozen:
+        weights += f" and {model.frozen / 1e9:.2f} frozen, which text never reaches"
     for gpus in args.gpus:
         started = Run(gpus, (0 if gpus == 1 else 3) if args.zero_stage is None else args.zero_stage)
         run = read_run(settings, started, args.gpu_gb, args.prompt_tokens, args.response_tokens)
-        say(f"{format_memory(model, run, args.gpu_gb)}\n")
+        parts = memory_per_gpu(model, run)
+        say(f"{model.name}: {weights}, {gpus} GPU(s), {run.batch_tokens:,} tokens in a micro-batch, per GPU:")
+        for part, size in parts.items():
+            say(f"  {part:<16}{size / GB:>8.1f} GB")
+        say(f"{'fits' if parts['total'] <= args.gpu_gb * GB else 'does not fit'} on {args.gpu_gb:g} GB\n")
     return 0

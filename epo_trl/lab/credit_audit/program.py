@@ -158,16 +158,14 @@ class Audit:
             if not path.is_file() or not set(part) <= set(read_state(path, "tasks")["tasks"]):
                 if rounds and time.monotonic() > end:
                     break
-                write_state(path, {"tasks": part, **self._play_round(number, part)})
+                draw = Random(f"audit {self.args.seed} {number}")
+                policy = self.policy.seeded(draw.randrange(2**62))
+                player = Player(
+                    self.suite, policy, self.rules.context, self.rules.settings, self.args.seed, self._values
+                )
+                write_state(path, {"tasks": part, **play_round(player, part, self.plan, self.estimators, draw)})
             rounds.append(read_state(path, "halves", "credits", "task"))
         return rounds
-
-    def _play_round(self, number: int, tasks: list[str]) -> dict[str, Any]:
-        draw = Random(f"audit {self.args.seed} {number}")
-        policy = self.policy.seeded(draw.randrange(2**62))
-        rules, seed = self.rules, self.args.seed
-        player = Player(self.suite, policy, rules.context, rules.settings, seed, self._values)
-        return play_round(player, tasks, self.plan, self.estimators, draw)
 
     def report(self, rounds: list[dict[str, Any]]) -> None:
         """Writes table and JSON of the complete rounds, and prints the table."""

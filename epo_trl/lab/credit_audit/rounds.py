@@ -104,8 +104,7 @@ def record(
     for episode in running:
         episode.env.reseed(draw.randrange(_SEEDS))
         with episode.aborted_by_errors():
-            episode.send_reset()
-            episode.await_answer()
+            episode.start()
     points: dict[int, list[RunningEpisode]] = defaultdict(list)
     for ended in _play_to_end(iter(running), player, parallel, lambda each: points[id(each)].append(_branch(each))):
         close_all([ended.env])

@@ -68,11 +68,8 @@ def compare(
     so a bootstrap draws whole tasks. It gives the standard error of an interval by Student's t: with few tasks the
     percentiles of the bootstrap itself would be too narrow.
 
-    Args:
-        credits: Advantage of each turn by credit, with that of `grpo`.
-        halves: The two estimates of each turn's true advantage.
-        tasks: Task of each turn.
-        seed: Seed of the bootstrap.
+    `credits` are the advantages of the turns by credit, with those of `grpo`; `halves` the two estimates of each turn's
+    true advantage, `tasks` the task of each turn.
     """
     names, codes = np.unique(np.asarray(tasks), return_inverse=True)
     drawn = np.random.default_rng(seed).multinomial(len(names), np.full(len(names), 1 / len(names)), size=DRAWS)

@@ -37,11 +37,7 @@ class ServeArguments:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serves until it is interrupted; returns the exit code: 1 for a port that is not free.
-
-    Raises:
-        EpoTrlError: If an option is invalid, or openenv is not installed.
-    """
+    """Serves until it is interrupted; returns the exit code: 1 for a port that is not free."""
     suite, args = parse_options(read_command_line(argv, program="epo-trl serve"), ServeArguments)
     check_bounds(args)
     try:

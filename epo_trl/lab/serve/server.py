@@ -73,8 +73,7 @@ class ServedGames:
     async def call(self, function: Callable[[], Any]) -> Any:
         """Calls a function in the thread of the environments, or at once if the suite is `instant`.
 
-        Raises:
-            EnvError: If the call fails or takes too long.
+        A call that fails or takes too long is an `EnvError`.
         """
         if self.suite.instant:
             return _contained(function)
@@ -93,17 +92,13 @@ class ServedGames:
         return True
 
     def choose_task(self, seed: int | None, task: Mapping[str, Any]) -> str:
-        """Returns the id of the task that a reset asks for.
+        """Returns the id of the task that a reset asks for, or raises `EnvError` or `IndexError` if there is none.
 
         Args:
             seed: Number of a task of "train", or of "iid" from 1,000,000, as in the adapter for OpenEnv servers. Counts
                 from the start again beyond the end of the list. Without a seed the number is random.
             task: `task_id`, or `split` (then the number is one of this list) and `index`. It may repeat options of the
                 server's protocol, as a client does that evaluates by the same one.
-
-        Raises:
-            EnvError: If there is no such list, or an option differs from the server's.
-            IndexError: If the list has no such number.
         """
         for name, value in task.items():
             if name not in TASK_OPTIONS and (name not in self.env_options or value != self.env_options[name]):
@@ -133,11 +128,7 @@ class GameSession(Environment):
         self._episode_id: str | None = None
 
     async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **task: Any) -> TextObservation:
-        """Starts an episode of the task that the options choose and returns its first observation.
-
-        Raises:
-            EnvError: If the options choose no task, the environment fails, or the session was closed.
-        """
+        """Starts an episode of the task that the options choose and returns its first observation."""
         self._running, games = False, self._games
         self._episode = await games.call(partial(self._start, games.choose_task(seed, task), seed or 0))
         self._running, self._episode_id = True, episode_id
@@ -150,19 +141,12 @@ class GameSession(Environment):
             raise EnvError(_CLOSED)
         if self._env is None:
             self._env = self._games.suite.make_env()
-            if self._closed:  # meanwhile: `close` had nothing to free
-                self._env.close()
-                raise EnvError(_CLOSED)
         episode = RunningEpisode(task_id, seed, self._env, self._games.settings)
         episode.start()
         return episode
 
     async def step_async(self, action: TextAction, timeout_s: float | None = None, **rest: Any) -> TextObservation:
-        """Performs an action and returns the observation after it.
-
-        Raises:
-            EnvError: If no episode is running, the environment fails, or the session was closed.
-        """
+        """Performs an action and returns the observation after it."""
         if self._closed:
             raise EnvError(_CLOSED)
         if self._episode is None or not self._running:

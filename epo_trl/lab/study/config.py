@@ -78,9 +78,6 @@ def load_study(path: str | Path) -> Study:
 
     Paths in it are relative to the current folder. Recipes and configs that are not found there are searched in the
     package.
-
-    Raises:
-        InputError: If a key is missing, unknown or of the wrong type.
     """
     path = _find(Path(path))
     shipped = PACKAGE / "studies" / f"{path}.yaml"
@@ -151,11 +148,7 @@ class StudyRun:
 
 
 def plan(study: Study, folder: Path) -> list[StudyRun]:
-    """Builds the runs of the arms, each with a folder in `folder`, seed by seed, so that complete pairs come first.
-
-    Raises:
-        InputError: If two arms would share a folder, or a field is not allowed in a run of a study.
-    """
+    """Builds the runs of the arms, each with a folder in `folder`, seed by seed, so that complete pairs come first."""
     names, start = folder_names([arm.name for arm in study.arms]), study.warm_start
     starts = {seed: _run(start, None, seed, folder / f"{WARM_START}-seed{seed}") for seed in study.seeds if start}
     return [

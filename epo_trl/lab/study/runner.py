@@ -115,7 +115,9 @@ class Runner:
         seconds = begun["seconds"] + time.time() - begun["begun"]
         write_state(state, {"identity": run.identity, "seconds": seconds, "done": not status})
         if status:
-            return f"exit code {status}{_last_line(log)}, see {log}"
+            lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+            return f"exit code {status}: {last[:300]}, see {log}"
         try:
             if run.arm is not None:
                 records = {**read_records(self.results / RECORDS), run.name: collect(run, seconds)}
@@ -127,8 +129,7 @@ class Runner:
     def _check_configs(self, runs: Sequence[StudyRun]) -> None:
         """Lets each recipe validate the configs of its runs, before the first run starts.
 
-        Raises:
-            InputError: If a recipe rejects a config. The message names arm and field.
+        An `InputError` names the arm and the field of each config that a recipe rejects.
         """
         alike: dict[tuple[Path, Path], dict[str | None, StudyRun]] = {}  # runs with the same recipe and modules
         for run in runs:
@@ -146,11 +147,7 @@ class Runner:
 
 
 def known_records(planned: Sequence[StudyRun], results: Path) -> dict[str, Record]:
-    """Loads the records of these runs.
-
-    Raises:
-        InputError: If a record belongs to a run with other settings.
-    """
+    """Loads the records of these runs; `InputError` if one belongs to a run with other settings."""
     records = read_records(results / RECORDS)
     known = [run for run in planned if run.name in records]
     for run in known:
@@ -190,12 +187,6 @@ def _environment(modules: Path, threads: int) -> Mapping[str, str]:
 def _is_done(run: StudyRun) -> bool:
     state = read_state(run.folder / STATE) if (run.folder / STATE).is_file() else {}
     return bool(state.get("done")) and not _differences(state["identity"], run)
-
-
-def _last_line(log: Path) -> str:
-    """Returns the last line of a log after a colon; `""` if it has none."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return f": {lines[-1][:300]}" if lines else ""
 
 
 def _say(text: str) -> None:
