@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -46,10 +45,6 @@ RECORDS = Path("results/mine/records.json")
 
 def kept():
     return json.loads(RECORDS.read_text())
-
-
-def forget(name):
-    RECORDS.write_text(json.dumps({run: record for run, record in kept().items() if run != name}))
 
 
 ALL = {"good-seed1": 1, "good-seed2": 1, "bad-one-seed1": 1, "bad-one-seed2": 1, "warm-start-seed1": 1,
@@ -116,23 +111,6 @@ def test_other_settings_are_refused_before_anything_runs_and_new_arms_and_words_
     assert study(arms=arms, question="Why?", window=1, baseline="new") == 0
     assert starts() == {**ALL, "new-seed1": 1, "new-seed2": 1}
     assert "| GOOD | 2 |" in Path("results/mine/report.md").read_text()
-
-
-def test_a_run_is_not_continued_with_other_settings_unless_they_say_so(study, capsys):
-    """As after an interruption: the folder has a checkpoint, and there is no record."""
-    arm = {"success": [0.3, 0.9, 0.9]}
-    one = {"seeds": [1], "warm_start": None}
-    assert study(arms={"good": arm}, **one) == 0
-    forget("good-seed1")
-    assert study(arms={"good": {**arm, "entropy": 2.0}}, **one) == 1
-    error = "runs/mine/good-seed1 was begun with other settings (entropy: nothing there, 2.0 now); restore them, "
-    assert error in capsys.readouterr().err
-    other = shutil.copy(RECIPE, "other.py")
-    assert study(arms={"good": {**arm, "recipe": other}}, **one) == 1
-    assert f"(recipe: {str(RECIPE)!r} there, 'other.py' now)" in capsys.readouterr().err
-    assert not kept() and starts() == {"good-seed1": 1}
-    assert study(arms={"good": {**arm, "entropy": 2.0, "resume_with_changes": True}}, **one) == 0
-    assert "good-seed1" in kept() and starts() == {"good-seed1": 2}
 
 
 def test_a_field_that_a_recipe_does_not_take_is_said_before_anything_runs(study, capsys):

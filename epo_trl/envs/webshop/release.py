@@ -18,7 +18,6 @@ from epo_trl.envs.webshop.session import Shop
 
 INSTRUCTIONS = ("human", "synthetic")
 CATALOGUES = {"small": "_1000", "all": ""}  # the end of the files' names
-HUMAN_FILE = "items_human_ins.json"
 _SHUFFLE_SEED = 233  # the release's: so goal 0 is goal 0 of every other implementation
 _NO_PRICE = 100.0  # dollars, for a product without a price
 _HOW_TO_GET = (
@@ -40,13 +39,6 @@ def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
     return folder
 
 
-def missing_files(folder: Path, catalogue: str) -> list[str]:
-    """Returns the names of the release's files that are not in the folder."""
-    suffix = CATALOGUES[catalogue]
-    names = (f"items_shuffle{suffix}.json", f"items_ins_v2{suffix}.json", HUMAN_FILE)
-    return [name for name in names if not (folder / name).is_file()]
-
-
 @lru_cache(maxsize=1)
 def load(folder: Path, catalogue: str, instructions: str, n_iid: int, n_dev: int) -> Shop:
     """Reads the release. Prices that the release draws anew in every process are drawn once here, by product.
@@ -56,13 +48,18 @@ def load(folder: Path, catalogue: str, instructions: str, n_iid: int, n_dev: int
     Raises:
         EnvError: If a file is missing or no JSON, or too few goals are left to train on.
     """
-    missing, suffix = missing_files(folder, catalogue), CATALOGUES[catalogue]
-    if missing:
+    suffix = CATALOGUES[catalogue]
+    names = items, generated, human = (
+        f"items_shuffle{suffix}.json",
+        f"items_ins_v2{suffix}.json",
+        "items_human_ins.json",
+    )
+    if missing := [name for name in names if not (folder / name).is_file()]:
         raise EnvError(f"{folder}: {', '.join(missing)} is missing (catalogue: {catalogue}). {_HOW_TO_GET}")
-    texts = _read(folder / f"items_ins_v2{suffix}.json")
-    found = _products(_read(folder / f"items_shuffle{suffix}.json"), texts)
+    texts = _read(folder / generated)
+    found = _products(_read(folder / items), texts)
     if instructions == "human":
-        goals = _human_goals(found, _read(folder / HUMAN_FILE))
+        goals = _human_goals(found, _read(folder / human))
     else:
         goals = _synthetic_goals(found, texts)
     random.Random(_SHUFFLE_SEED).shuffle(goals)

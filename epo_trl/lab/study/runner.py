@@ -40,7 +40,7 @@ class Runner:
         A failed run cancels only the runs that need it. Ctrl-C or SIGTERM lets the runs save a checkpoint.
 
         Raises:
-            InputError: If a run was made with other settings, or a recipe rejects a config.
+            InputError: If a record was made with other settings, or a recipe rejects a config.
             RunningError: If the study is running already.
             KeyboardInterrupt: After the runs have ended, if they were interrupted.
         """
@@ -52,8 +52,6 @@ class Runner:
                 return {}
             needed = {run.needs.name: run.needs for run in missing if run.needs is not None}
             warm_starts = [run for run in needed.values() if not _is_done(run)]
-            for run in [*warm_starts, *missing]:
-                _need_same_settings(run)
             self._check_configs([*warm_starts, *missing])
             failed = self._run(warm_starts)
             failed |= {
@@ -158,20 +156,6 @@ def known_records(planned: Sequence[StudyRun], results: Path) -> dict[str, Recor
             )
     # An arm may be renamed if its folder stays the same.
     return {run.name: replace(records[run.name], arm=run.arm or "") for run in known}
-
-
-def _need_same_settings(run: StudyRun) -> None:
-    """Raises `InputError` if the folder has results of other settings, some of which the recipe would accept: the
-    record would state settings with which its first evaluations were not played."""
-    state = run.folder / STATE
-    has_results = any(run.folder.glob("**/checkpoint-*")) or any(run.folder.glob("evaluations/*"))
-    if not state.is_file() or not has_results or run.settings.get("resume_with_changes"):
-        return
-    if differences := _differences(read_state(state, "identity")["identity"], run):
-        raise InputError(
-            f"{run.folder} was begun with other settings ({differences}); restore them, set resume_with_changes: true "
-            "for its arm, delete the folder, or use another --runs-dir and --results-dir"
-        )
 
 
 def _differences(then: Mapping[str, Any], run: StudyRun) -> str:
