@@ -49,14 +49,10 @@ def load(folder: Path, catalogue: str, instructions: str, n_iid: int, n_dev: int
         EnvError: If a file is missing or no JSON, or too few goals are left to train on.
     """
     suffix = CATALOGUES[catalogue]
-    names = items, generated, human = (
-        f"items_shuffle{suffix}.json",
-        f"items_ins_v2{suffix}.json",
-        "items_human_ins.json",
-    )
-    if missing := [name for name in names if not (folder / name).is_file()]:
+    items, synthetic, human = f"items_shuffle{suffix}.json", f"items_ins_v2{suffix}.json", "items_human_ins.json"
+    if missing := [name for name in (items, synthetic, human) if not (folder / name).is_file()]:
         raise EnvError(f"{folder}: {', '.join(missing)} is missing (catalogue: {catalogue}). {_HOW_TO_GET}")
-    texts = _read(folder / generated)
+    texts = _read(folder / synthetic)
     found = _products(_read(folder / items), texts)
     if instructions == "human":
         goals = _human_goals(found, _read(folder / human))
