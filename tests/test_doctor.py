@@ -55,7 +55,7 @@ def test_a_machine_where_nothing_is_right_gets_a_list_and_no_traceback(tmp_path)
     assert found["trl"] == "broken trl RuntimeError: expected <1.17,>=1.16, got 1.17.0"
     assert found["torch"] == "broken torch ImportError: libcudart.so.12: cannot open"
     assert found["Java"].startswith("missing Java java: no Java found")
-    assert found["ALFWORLD_DATA"].startswith(f"missing ALFWORLD_DATA {tmp_path}/gone: there is no folder json_2.1.1")
+    assert f"got '{tmp_path}/gone'" in found["ALFWORLD_DATA"]
     assert done.stdout.splitlines()[-1].startswith("No run can start until these are fixed: torch, trl, ")
 
 

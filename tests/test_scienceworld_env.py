@@ -278,7 +278,6 @@ def test_reset_says_what_it_takes(env, options, message):
     ("bad", "message"),
     [
         ({"heldout_types": ["boil"], "task_types": ["boil"]}, "heldout_types: .*task_types, got 'boil'"),
-        ({"simplification": "hard"}, "simplification: expected 'easy'.*openDoors.*got 'hard'"),
         ({"teleport_rate": 0.5, "simplification": "openDoors"}, "teleport_rate: expected 0 .*'openDoors', got 0.5"),
         ({"java": "/no/java"}, "java: .*got '/no/java'.*epo-trl\\[scienceworld\\]"),
     ],

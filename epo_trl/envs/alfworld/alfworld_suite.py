@@ -220,15 +220,11 @@ def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
         EnvError: If there is no such folder.
     """
     given = os.fspath(path) if path is not None else os.environ.get("ALFWORLD_DATA", "")
-    if not given:
-        raise EnvError(
-            f"alfworld_data: expected a folder of games, got none, and ALFWORLD_DATA is not set. {_HOW_TO_GET}"
-        )
     base = Path(os.path.expandvars(given)).expanduser()
-    for folder in (base / "json_2.1.1", base):
+    for folder in (base / "json_2.1.1", base) if given else ():
         if any((folder / name).is_dir() for name in SPLIT_FOLDERS.values()):
             return folder
-    raise EnvError(f"{base}: there is no folder json_2.1.1 with {', '.join(SPLIT_FOLDERS.values())}. {_HOW_TO_GET}")
+    raise EnvError(f"alfworld_data or ALFWORLD_DATA: expected a folder with json_2.1.1, got {given!r}. {_HOW_TO_GET}")
 
 
 @dataclass

@@ -151,7 +151,7 @@ class Audit:
         """Plays the missing rounds within the budget of minutes and returns all that are complete."""
         write_state(self.folder / SETTINGS, self._settings)
         end = time.monotonic() + 60 * self.audit.audit_minutes
-        tasks, size, rounds = self.tasks, self.audit.audit_round, []
+        tasks, size, rounds = self.tasks, self.audit.audit_round, list[dict[str, Any]]()
         for number, first in enumerate(range(0, len(tasks), size)):
             path, part = self.folder / f"round-{number:03}.json", tasks[first : first + size]
             # The last round of an audit of fewer tasks lacks some, that of more tasks has others too.

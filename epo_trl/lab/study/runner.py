@@ -120,7 +120,7 @@ class Runner:
             if run.arm is not None:
                 records = {**read_records(self.results / RECORDS), run.name: collect(run, seconds)}
                 write_records(self.results / RECORDS, records)
-        except ValueError as error:  # it has left no log
+        except (OSError, ValueError) as error:
             return str(error)
         return ""
 
