@@ -23,8 +23,6 @@ from epo_trl.cli.evaluation import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
 from epo_trl.envs.pool import PoolSettings
 from epo_trl.envs.scienceworld import ScienceWorldSuite
-from epo_trl.envs.scienceworld.gold import GoldSettings
-from epo_trl.envs.scienceworld.host import JvmSettings
 from epo_trl.envs.trap import TrapSuite
 from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.errors import InputError
@@ -114,8 +112,6 @@ SETTINGS = [
     DemonstrationArguments,
     EvaluationArguments,
     FewShotArguments,
-    GoldSettings,
-    JvmSettings,
     PoolSettings,
     RolloutSettings,
     ScienceWorldSuite,

@@ -35,7 +35,7 @@ WRONG = [
     ("evaluate --environment trap --model_name_or_path ./sft", "model_name_or_path: got './sft'"),
     ("play trap --player stopped", "player: got 'stopped', .* checkpoint is stopped/checkpoint-20$"),
     ("play trap --player no_such_model", "model_name_or_path: got 'no_such_model', whose tokenizer cannot be read"),
-    ("play alfworld", "alfworld_data: expected a folder of games.*--games generated"),
+    ("play alfworld", "alfworld_data or ALFWORLD_DATA: expected a folder.*--games generated"),
 ]
 
 

@@ -92,7 +92,7 @@ def read_run(run: str | Path, tags: Sequence[str] | None = TAGS) -> dict[str, Cu
     # A trainer that is to resume may evaluate at step 0.
     goes_on = log.step.where((log.step > 0) & log.tag.str.startswith(("train/", "eval/")), np.inf)
     kept = log[(log.step <= goes_on[::-1].cummin()[::-1]) & np.isfinite(log.value)]
-    kept = kept.drop_duplicates(["tag", "step"], keep="last").sort_values("step")
+    kept = kept.drop_duplicates(["tag", "step"], keep="last").sort_values("step", kind="stable")
     curves = {str(tag): (own.step.to_numpy(), own.value.to_numpy()) for tag, own in kept.groupby("tag", sort=False)}
     return {tag: curves[tag] for tag in (curves if tags is None else tags) if tag in curves}
 
