@@ -214,11 +214,7 @@ _HOW_TO_GET = (
 
 
 def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
-    """Finds the `json_2.1.1` folder below a path, or below `$ALFWORLD_DATA`.
-
-    Raises:
-        EnvError: If there is no such folder.
-    """
+    """Finds the `json_2.1.1` folder below a path, or below `$ALFWORLD_DATA`; `EnvError` if there is no such folder."""
     given = os.fspath(path) if path is not None else os.environ.get("ALFWORLD_DATA", "")
     base = Path(os.path.expandvars(given)).expanduser()
     for folder in (base / "json_2.1.1", base) if given else ():

@@ -26,11 +26,8 @@ def parse_kind(name: str) -> str:
 class AlfworldExpert:
     """Explores unvisited receptacles and remembers where it saw each object.
 
-    Args:
-        seed: Seed of the search order.
-        odds: Mean number of objects of a kind on a receptacle of a kind, `{(object, receptacle): mean}`. With it the
-            expert searches the likeliest receptacles first, ties in the order of the first observation. Without
-            it the order is random.
+    `odds` are mean numbers of objects of a kind on a receptacle of a kind, `{(object, receptacle): mean}`. With them
+    the expert searches the likeliest receptacles first, ties in the order of the first observation; else at random.
     """
 
     def __init__(self, seed: int = 0, odds: Mapping[tuple[str, str], float] | None = None) -> None:
@@ -38,11 +35,7 @@ class AlfworldExpert:
         self._odds = odds
 
     def reset(self, observation: str, info: Info) -> None:
-        """Starts an episode.
-
-        Raises:
-            EnvError: If the task sentence is not one of ALFWorld's templates.
-        """
+        """Starts an episode; `EnvError` if the task sentence is not one of ALFWorld's templates."""
         task = info["task"]
         match = (_LOOK if info["task_type"] == "look_at_obj_in_light" else _PUT).fullmatch(task)
         if match is None:

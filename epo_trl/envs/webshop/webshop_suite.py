@@ -112,11 +112,7 @@ class WebShopSuite(TaskSuite):
         return [(g.product.asin, g.instruction, g.attributes, g.options, g.price_bound) for g in goals]
 
     def goal(self, task_id: str) -> Goal:
-        """Returns the goal of a task id.
-
-        Raises:
-            EnvError: If there is none.
-        """
+        """Returns the goal of a task id; `EnvError` if there is none."""
         goals = self.shop.goals
         split, number = split_task_id(task_id, {split: len(part) for split, part in goals.items()})
         return goals[split][number]
