@@ -30,11 +30,7 @@ class AlfworldEnv(TextEnv):
 
     The reward is 1.0 on the step that wins, which also terminates the episode, and 0.0 otherwise. The environment never
     truncates. Besides the required keys, `info` holds `visited`, `unvisited`, `holding`, `here`, `noted` and
-    `actions_here` (see `AgentNotes`).
-
-    Args:
-        open_task: Starts an episode of a task id. Raises `EnvError` for an unknown id.
-        close_engine: Frees the engine's resources.
+    `actions_here` (see `AgentNotes`). `open_task` starts an episode of a task id, or raises `EnvError`.
     """
 
     is_deterministic = True

@@ -20,7 +20,7 @@ def listed_things(text: str) -> list[str]:
 
 
 def remember(seen: dict[str, str], observation: str, kinds: Container[str] | None = None) -> dict[str, str]:
-    """Returns where objects of some `kinds`, or of all, were last `seen` (object -> receptacle) after an observation."""
+    """Returns where objects of some `kinds`, or of all, were last `seen` (receptacle by object) by an observation."""
     found: dict[str, str] = {}
     if shown := SHOWN.search(observation):
         seen = {thing: place for thing, place in seen.items() if place != shown[1]}

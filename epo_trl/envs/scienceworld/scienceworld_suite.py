@@ -25,10 +25,7 @@ class ScienceWorldSuite(TaskSuite, TaskLists, EngineRules, JvmSettings, GoldSett
 
     Each of the `jvms` processes is driven by its own thread. They run in parallel when environments are stepped with
     `step_async`, as in the rollout; more JVMs than cores do not help. Python's share of a step is a tenth, so one
-    Python process can keep several JVMs busy.
-
-    Raises:
-        EpoTrlError: If a field is invalid, or Java is missing.
+    Python process can keep several JVMs busy. `EpoTrlError` if a field is invalid, or Java is missing.
     """
 
     # Settings that a resumed run may change: they do not change what is learned.

@@ -73,13 +73,7 @@ class TaskLists:
     "heldout" has five types with close relatives among the rest, without those in `task_types`. With `sampling: types`
     every type has equally many training entries, so a uniform draw from the list is uniform over types; the variations
     of types with fewer variations are repeated. The lengths `n_iid` and `n_ood` cut the lists that `tests_per_type`
-    gives.
-
-    Attributes:
-        ids: Task ids by split.
-
-    Raises:
-        EpoTrlError: If a setting is invalid.
+    gives. `ids` has the task ids by split.
     """
 
     task_types: list[str] | None = option(

@@ -20,10 +20,7 @@ class WebShopEnv(TextEnv):
     Besides the required keys, `info` holds `accepted`, `score` (100 times the reward), `state_key`, `task_id`, `page`
     (name of the page), `content` (tuple of its texts below the instruction), `actions` (tuple of what can be done) and
     `chosen` (tuple of the chosen option values). Searches cannot be listed, so `admissible_actions` is `None`.
-
-    Args:
-        visit: Starts a visit for the goal of a task id. Raises `EnvError` for an unknown id.
-        nouns: Function that lists the nouns of a title, see `score_purchase`.
+    `visit` starts a visit for the goal of a task id, or raises `EnvError`; `nouns` are those of `score_purchase`.
     """
 
     is_deterministic = True

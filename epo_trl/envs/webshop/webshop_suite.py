@@ -28,9 +28,7 @@ class WebShopSuite(TaskSuite):
     **knows** what the reward compares: the instructions are free text that no script can read.
 
     Task ids are `"<split>/<number>"`. Files are read, and products generated, on first use.
-
-    Raises:
-        EpoTrlError: If a field is invalid, or the folder of the release is missing.
+    `EpoTrlError` if a field is invalid, or the folder of the release is missing.
     """
 
     # Settings that a resumed run may change: they do not change what is learned.
