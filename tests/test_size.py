@@ -8,7 +8,7 @@ import pytest
 from test_layers import PACKAGE, part_of
 
 ROOT = PACKAGE.parent
-LINES = {"core": 18582, "games": 5308, "lab": 3490, "tests": 29298, "docs": 4609}
+LINES = {"core": 17660, "games": 4936, "lab": 3175, "tests": 29071, "docs": 4203}
 
 
 def part_of_the_project(path: Path) -> str:
