@@ -20,7 +20,7 @@ WRONG = [
     ("train --config trap/sft_tiny_cpu", "episodes: no option of epo-trl train, in trap/sft_tiny_cpu"),
     ("sft --config trap/tiny_cpu", "algorithm: no option of epo-trl sft, in trap/tiny_cpu"),
     ("evaluate --config trap/tiny_cpu", "no option of epo-trl evaluate, in trap/tiny_cpu"),
-    ("train --accelerate_config zero9 --config trap/tiny_cpu", "expected a YAML file or one of cpu, fsdp2,"),
+    ("train --accelerate_config zero9 --config trap/tiny_cpu", "configuration file `zero9` does not exist"),
     ("train --config trap/tiny_cpu --max_step 3", "--max_step: unknown option.*mean --max_steps"),
     ("train --config typo.yaml", "epo_lamda: no option of epo-trl train, in typo.yaml; did you mean epo_lambda"),
     ("train --config trap/tiny_cpu --environment trip", "environment: expected 'alfworld'.*got 'trip'"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from functools import partial
 from importlib import import_module
 
 from epo_trl import __version__
@@ -51,22 +50,6 @@ POSITIONAL = {"play": "--environment", "serve": "--environment", "audit-credit":
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns 0, or 1 if a check failed or the input is invalid (argparse itself exits with 2)."""
     given = list(sys.argv[1:] if argv is None else argv)
-    if not given:
-        _parser().print_help()
-        return 0
-    name, options = _parser().parse_args(given[:1]).command, given[1:]
-    module, is_recipe = MODULES[name]
-    if name in POSITIONAL and options and not options[0].startswith("-"):
-        options = [POSITIONAL[name], *options]
-    if is_recipe:
-        from epo_trl.cli.program import run_command
-
-        return run_program("epo-trl: error", partial(run_command, name, options), options)
-    words = [option for option in options if option != TRACEBACK]
-    return run_program("epo-trl: error", lambda: import_module(module).main(words), options)
-
-
-def _parser() -> argparse.ArgumentParser:
     width = max(map(len, MODULES))
     lines = []
     for title, group in COMMANDS.items():
@@ -81,4 +64,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"epo-trl {__version__}")
     parser.add_argument("command", metavar="COMMAND", choices=list(MODULES), help=argparse.SUPPRESS)
-    return parser
+    if not given:
+        parser.print_help()
+        return 0
+    name, options = parser.parse_args(given[:1]).command, given[1:]
+    module, is_recipe = MODULES[name]
+    if name in POSITIONAL and options and not options[0].startswith("-"):
+        options = [POSITIONAL[name], *options]
+    if is_recipe:
+        from epo_trl.cli.program import run_command
+
+        return run_command(name, options)
+    words = [option for option in options if option != TRACEBACK]
+    return run_program("epo-trl: error", lambda: import_module(module).main(words), options)

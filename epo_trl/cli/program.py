@@ -41,18 +41,14 @@ Main = Callable[[CommandLine], object]
 
 
 def run_command(name: str, argv: Sequence[str]) -> int:
-    """Runs a command that is a recipe, in several processes if accelerate's options are given; returns its exit code.
-
-    Raises:
-        EpoTrlError: If several processes are wanted, and the command line or a config is invalid.
-    """
+    """Runs a command that is a recipe, with accelerate's options in several processes; returns its exit code."""
     first = argparse.ArgumentParser(f"epo-trl {name}", add_help=False, allow_abbrev=False)
     for option in ("accelerate_config", *LAUNCH_OPTIONS):
         first.add_argument(f"--{option}", f"--{option.replace('_', '-')}")
     asked, rest = first.parse_known_args(argv)
     launch = {option: value for option, value in vars(asked).items() if value is not None}
     if launch:
-        return _launch(launch, name, rest)
+        return run_program("epo-trl: error", partial(_launch, launch, name, rest), argv)
     return run_recipe(name, f"epo-trl {name}", rest)
 
 
@@ -161,20 +157,21 @@ def hide_warnings() -> None:
 # --------------------------------------------------------------------------------------------------- several processes
 
 
-def _launch(options: Mapping[str, str], name: str, argv: Sequence[str]) -> int:
+def _launch(options: dict[str, str], name: str, argv: Sequence[str]) -> int:
     """Runs `accelerate launch` and returns the exit code of the first process that failed, which printed its error.
 
     With one process it does not return, see `_become_only_process`.
 
     Raises:
-        InputError: If there is no such config of accelerate, or the command line is invalid.
+        InputError: If the command line is invalid.
+        OSError: If there is no such config of accelerate.
     """
     read_command_line(argv)  # one error message, not one per process
-    settings = dict(options)
-    if "accelerate_config" in settings:
-        settings["config_file"] = find_accelerate_config(settings.pop("accelerate_config"))
+    if config := options.pop("accelerate_config", ""):
+        shipped = ACCELERATE_CONFIGS / f"{config}.yaml"
+        options["config_file"] = str(shipped) if shipped.is_file() else config
     words = ["--quiet"]  # no traceback of accelerate's own after the error of a process
-    words += [word for option, value in settings.items() for word in (f"--{option}", value)]
+    words += [word for option, value in options.items() for word in (f"--{option}", value)]
     signal.signal(signal.SIGINT, _pass_on)
     os.environ.setdefault(TORCHRUN_SIGNALS, "SIGTERM,SIGHUP,SIGQUIT")
     from accelerate.commands import launch
@@ -186,16 +183,6 @@ def _launch(options: Mapping[str, str], name: str, argv: Sequence[str]) -> int:
     except ChildFailedError as error:
         return max(error.get_first_failure()[1].exitcode, 1)  # below 0: ended by a signal
     return 0
-
-
-def find_accelerate_config(name: str) -> str:
-    """Finds settings of accelerate: a shipped one by name, or a file; `InputError` if neither is."""
-    shipped = {path.stem: path for path in ACCELERATE_CONFIGS.glob("*.yaml")}
-    file = shipped.get(name, Path(name))
-    if not file.is_file():
-        names = ", ".join(sorted(shipped))
-        raise InputError(f"--accelerate_config: expected a YAML file or one of {names}, got {name!r}")
-    return str(file)
 
 
 def _pass_on(number: int, _: Any) -> None:
