@@ -154,4 +154,4 @@ def test_configs_are_read_without_running_anything(typed, tmp_path):
     code, out, err = typed(main, "--check", str(wrong), str(TINY), str(worse))
     lines = err.splitlines()
     assert (code, out, len(lines)) == (1, "", 2)
-    assert lines[0].startswith(f"{wrong}: epo_lamda: no option") and lines[1].startswith(f"{worse}: n_iid: ")
+    assert lines[0].startswith(f"{wrong}: --epo_lamda: no option") and lines[1].startswith(f"{worse}: n_iid: ")

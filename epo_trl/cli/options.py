@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, get_type_hints
+from typing import Any, NoReturn
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from trl import TrlParser
 
 from epo_trl.bounds import option
 from epo_trl.cli.base import did_you_mean
-from epo_trl.envs.base import EnvError
 from epo_trl.envs.registry import ENVIRONMENTS, build_suite, environment_arguments
 from epo_trl.errors import InputError
 from epo_trl.yaml_files import read_yaml
@@ -50,13 +48,13 @@ class AlgorithmArguments:
 class CommandLine:
     """A command line, and the content of its YAML file, if any.
 
-    `environment` is `None` for `--help` without one. With `check_only` the program ends after checking the options.
+    With `check_only` the program ends after checking the options.
     """
 
     options: Sequence[str]
     config: Path | None
     values: Mapping[str, Any]
-    environment: str | None
+    environment: str
     algorithm: str
     check_only: bool = False
     program: str = "epo-trl"
@@ -74,7 +72,6 @@ def read_command_line(
     `fixed` are the environment and algorithm of a recipe for one of each, which the config may omit.
 
     Raises:
-        EnvError: If there is no environment.
         InputError: If there is no such config, or its environment or algorithm is not the recipe's.
     """
     first = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
@@ -88,12 +85,7 @@ def read_command_line(
         if chosen.setdefault(name, only) != only:
             got = chosen[name]
             raise InputError(f"{name}: expected {only!r}, as this recipe has it, got {got!r}; use recipes/train.py")
-    environment, algorithm = chosen.get("environment"), chosen.get("algorithm", AlgorithmArguments.algorithm)
-    if not environment and {*HELP, HELP_ALL}.isdisjoint(argv):
-        raise EnvError(
-            f"environment: expected one of {', '.join(ENVIRONMENTS)} or 'module:Class', in the YAML or as an option, "
-            "got nothing"
-        )
+    environment, algorithm = chosen.get("environment") or "", chosen.get("algorithm", AlgorithmArguments.algorithm)
     options = [*(f"--{name}={value}" for name, value in fixed.items()), *argv]
     return CommandLine(options, config, values, environment, algorithm, check_only, program)
 
@@ -105,7 +97,7 @@ def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
 
     Raises:
         ConfigIsValid: If all is valid and `line` only asks for the check.
-        EnvError: If the environment or one of its settings is invalid.
+        EnvError: If there is no such environment, or one of its settings is invalid.
         InputError: If the command line or the config is invalid.
     """
     parser = RecipeParser(line, types)
@@ -132,19 +124,16 @@ def read_settings(line: CommandLine, *types: type) -> dict[str, Any]:
 class RecipeParser(TrlParser):
     """TRL's parser: one option per field of the dataclasses. Its errors name the option, without abbreviations.
 
-    Strings of the YAML file are read as on the command line, where a word is also a list of one; other values have to
-    be of their field's type.
+    A value of the YAML file is read as on the command line, where a word is also a list of one, except for lists,
+    mappings and null.
 
     Attributes:
         words: The words to parse.
-
-    Raises:
-        InputError: If the YAML file has an unknown name, or a value of the wrong type.
     """
 
     def __init__(self, line: CommandLine, types: Sequence[type]):
         settings = []
-        if line.environment:
+        if line.environment or {*HELP, HELP_ALL}.isdisjoint(line.options):
             settings = [environment_arguments(line.environment, line.config.parent if line.config else None)]
         super().__init__(
             (EnvironmentArguments, *settings, *types),
@@ -153,13 +142,10 @@ class RecipeParser(TrlParser):
             usage="%(prog)s --config FILE [--option value ...]",
             epilog=EPILOG,
         )
-        known = {action.dest for action in self._actions}
-        if unknown := self.set_defaults_with_config(**line.values):
-            name, file = unknown[0].removeprefix("--"), config_name(line.config)
-            self.error(f"{name}: no option of {self.prog}, in {file}{did_you_mean(name, known)}")
-        check_types(line.values, self.dataclass_types, line.config)
-        strings = {name: value for name, value in line.values.items() if isinstance(value, str)}
-        self.words = [*(f"--{name}={value}" for name, value in strings.items()), *line.options]
+        whole = {name: value for name, value in line.values.items() if isinstance(value, list | dict | None)}
+        unknown = self.set_defaults_with_config(**whole)
+        typed = (f"--{name}={value}" for name, value in line.values.items() if name not in whole)
+        self.words = [*unknown, *typed, *line.options]
         if not HELP.isdisjoint(line.options):
             theirs = names_of_others(self.dataclass_types)
             for action in self._actions:
@@ -176,7 +162,8 @@ class RecipeParser(TrlParser):
         given, rest = super().parse_known_args(args, namespace)
         if rest:
             name = rest[0].partition("=")[0]
-            self.error(f"{name}: unknown option{did_you_mean(name, [f'--{action.dest}' for action in self._actions])}")
+            known = [f"--{action.dest}" for action in self._actions]
+            self.error(f"{name}: no option of {self.prog}{did_you_mean(name, known)}")
         return given, rest
 
 
@@ -190,26 +177,6 @@ def names_of_others(types: Iterable[type]) -> set[str]:
     return theirs - ours
 
 
-def check_types(values: Mapping[str, Any], classes: Iterable[type], config: Path | None) -> None:
-    """Raises `InputError` for a value of a YAML file that is not of its field's type; the parser reads strings."""
-    for each in classes:
-        hints = get_type_hints(each)
-        for entry in fields(each):
-            value = values.get(entry.name, "")
-            if isinstance(value, str) or (value is None and entry.default is None):
-                continue
-            kind = TypeAdapter(hints[entry.name], config=ConfigDict(arbitrary_types_allowed=True))
-            try:
-                kind.validate_python(value, strict=True)
-            except ValidationError as error:
-                messages = [found["msg"].removeprefix("Input should be ") for found in error.errors()]
-                hint = "; YAML reads no, yes, on and off as true or false unless they are in quotes"
-                raise InputError(
-                    f"{entry.name}: expected {' or '.join(dict.fromkeys(messages))}, got {value!r} in "
-                    f"{config_name(config)}{hint * isinstance(value, bool)}"
-                ) from error
-
-
 # ----------------------------------------------------------------------------------------------- configs by their name
 
 
@@ -218,10 +185,9 @@ def builtin_configs() -> dict[str, Path]:
     return {config_name(path): path for path in sorted(RECIPES.glob("*/*.yaml"))}
 
 
-def config_name(path: Path | None) -> str:
+def config_name(path: Path) -> str:
     """Returns the name of a built-in config, or the path of another file."""
-    inside = path is not None and path.is_relative_to(RECIPES)
-    return path.relative_to(RECIPES).with_suffix("").as_posix() if path and inside else str(path)
+    return path.relative_to(RECIPES).with_suffix("").as_posix() if path.is_relative_to(RECIPES) else str(path)
 
 
 def list_configs(command: str) -> dict[str, Path]:
