@@ -41,7 +41,8 @@ def checked_answer(observation: Any, info: Any) -> tuple[str, Info]:
         raise _wrong("info", "a dict", info)
     info = dict(info)
     actions, score, key = (info.get(name) for name in ("admissible_actions", "score", "state_key"))
-    if actions is not None and not _are_texts(actions):
+    is_list = isinstance(actions, Collection) and not isinstance(actions, str)
+    if actions is not None and not (is_list and all(isinstance(action, str) for action in actions)):
         raise _wrong("info['admissible_actions']", "a tuple of str, or None", actions)
     # The score stays as the environment gives it: a prompt may show it, and a demonstration shows it unconverted.
     if score is not None:
@@ -63,11 +64,6 @@ def checked_outcome(
     """Validates the result of a step as `checked_answer` does; the reward is finite."""
     observation, info = checked_answer(observation, info)
     return observation, number("reward", reward), flag("terminated", terminated), flag("truncated", truncated), info
-
-
-def _are_texts(actions: Any) -> bool:
-    is_list = isinstance(actions, Collection) and not isinstance(actions, str)
-    return is_list and all(isinstance(action, str) for action in actions)
 
 
 def number(field: str, value: Any) -> float:

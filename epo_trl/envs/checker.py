@@ -12,7 +12,6 @@ from typing import Any
 
 from epo_trl.envs.base import EnvError, Info, TaskSuite, TextEnv
 from epo_trl.envs.border import checked_outcome
-from epo_trl.errors import InputError
 
 _SEED = 0  # of `reset` and of the random player
 _UNKNOWN_ACTION = "fly to the moon"
@@ -56,8 +55,6 @@ def check_text_env(
         player: Chooses an action from an info and a random generator. By default it draws one of the admissible
             actions; an environment that lists none needs a player.
     """
-    if not task_ids:
-        raise InputError("task_ids: expected at least one task id of the environment, got none")
     player = player or _any_listed
     _check_bad_calls(env)
     traces = {}
@@ -79,18 +76,20 @@ def check_text_env(
 
 
 def _check_bad_calls(env: TextEnv) -> None:
-    calls: dict[str, Callable[[], Any]] = {
-        "step before reset": lambda: env.step("look"),
-        "reset with an unknown task id": lambda: env.reset(options={"task_id": "no such task"}),
-        "reset without a task id": lambda: env.reset(),
-    }
-    for what, call in calls.items():
-        try:
-            call()
-        except EnvError:
-            continue
-        fix = "raise EnvError and tell the caller what to pass, or to call reset first"
-        require(False, f"{what} was accepted", fix)
+    fix = "raise EnvError and tell the caller what to pass, or to call reset first"
+    unknown = {"task_id": "no such task"}
+    _require_refusal(lambda: env.step("look"), "step before reset was accepted", fix)
+    _require_refusal(lambda: env.reset(options=unknown), "reset with an unknown task id was accepted", fix)
+    _require_refusal(env.reset, "reset without a task id was accepted", fix)
+
+
+def _require_refusal(call: Callable[[], Any], wrong: str, fix: str) -> None:
+    """Raises `EnvCheckError` unless a call raises `EnvError`."""
+    try:
+        call()
+    except EnvError:
+        return
+    require(False, wrong, fix)
 
 
 def _any_listed(info: Info, rng: random.Random) -> str:
@@ -223,12 +222,8 @@ def check_task_suite(suite: TaskSuite) -> None:
                 'begin ids with their split, for example "train/17"; only "train" may repeat one, as a weight',
             )
             owner[task_id] = split
-    try:
-        suite.task_ids("no such split")
-    except EnvError:
-        return
     fix = "call `self.check_split(split)` first in task_ids"
-    require(False, "task_ids('no such split') did not raise EnvError", fix)
+    _require_refusal(lambda: suite.task_ids("no such split"), "task_ids('no such split') did not raise EnvError", fix)
 
 
 def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, Any] | None = None) -> tuple[str, Info]:
@@ -236,7 +231,8 @@ def checked_reset(env: TextEnv, task_id: str, seed: int, options: Mapping[str, A
     require(isinstance(env, TextEnv), f"{type(env).__name__} is not a TextEnv", "subclass epo_trl.envs.base.TextEnv")
     where = f"reset of {task_id!r}"
     result = env.reset(seed=seed, options={**(options or {}), "task_id": task_id})
-    _check_length(result, 2, where, "return `(observation, info)`")
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    require(is_pair, f"{where} returned {result!r:.100}", "return `(observation, info)`")
     observation, info = result
     _check_answer(where, observation, 0.0, False, False, info)
     require(not info["won"], f"{where}: info['won'] is True before the first action", "clear the state in reset")
@@ -247,7 +243,8 @@ def checked_step(env: TextEnv, action: str, task_id: str, first: Info) -> Step:
     """Calls `step` and returns its result, or raises `EnvCheckError`. `first` is the info of the reset before it."""
     where = f"step({action[:40]!r}) in {task_id!r}"
     result = env.step(action)
-    _check_length(result, 5, where, "return `(observation, reward, terminated, truncated, info)`")
+    fix = "return `(observation, reward, terminated, truncated, info)`"
+    require(isinstance(result, tuple) and len(result) == 5, f"{where} returned {result!r:.100}", fix)
     observation, reward, terminated, truncated, info = result
     _check_answer(where, *result)
     require(
@@ -270,11 +267,6 @@ def checked_step(env: TextEnv, action: str, task_id: str, first: Info) -> Step:
         "list the actions always or never",
     )
     return observation, float(reward), bool(terminated), bool(truncated), info
-
-
-def _check_length(result: object, length: int, where: str, fix: str) -> None:
-    shape = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
-    require(isinstance(result, tuple) and len(result) == length, f"{where} returned {shape}", fix)
 
 
 def _check_answer(where: str, observation: str, reward: Any, terminated: Any, truncated: Any, info: Info) -> None:
