@@ -132,15 +132,14 @@ class PromptTemplate:
         for part, values in _FIELDS.items():
             if part not in ("history", "example"):
                 values = {"task": "", "admissible_actions": (), **info, **values}
-            where = f"prompt_template {self.name!r}, {part}.txt"
             given = {name: value for name, value in values.items() if value is not None}
-            unknown = sorted(_fields(getattr(self, part), where) - given.keys())
-            if unknown:
-                raise TemplateError(f"{where}: unknown field {unknown}; expected one of {', '.join(sorted(given))}")
             try:
                 render(getattr(self, part), given)
             except Exception as error:  # a value of the environment may raise any
-                raise TemplateError(f"{where}: a placeholder does not fit its value: {error}") from error
+                raise TemplateError(
+                    f"prompt_template {self.name!r}, {part}.txt: expected fields from {', '.join(sorted(given))}, each "
+                    f"in a format of its value, got {error!r}"
+                ) from error
 
 
 class _Listing(tuple):
