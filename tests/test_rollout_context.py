@@ -224,7 +224,7 @@ PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + m['content'] + '
 @pytest.mark.parametrize(
     ("chat_template", "message"),
     [
-        (None, "no chat template"),
+        (None, "chat_template is not set"),
         ("{{ messages[-1]['content'] }}<|im_end|>", "exactly once.*'userstart': 0"),  # drops the history
         (PLAIN.replace("messages", "messages | reverse"), "in order"),
         (

@@ -41,10 +41,6 @@ class ChatFrame:
         Raises:
             ChatTemplateError: If there is no template, or it does not show each message exactly once and verbatim.
         """
-        if getattr(tokenizer, "chat_template", None) is None:
-            raise ChatTemplateError(
-                "processing_class: the tokenizer has no chat template; set one, or use an instruct model"
-            )
         chat_template_kwargs = _with_fixed_date(tokenizer, chat_template_kwargs)
         advice = "; use context: windowed or action_format: tags" if reply_role == "tool" else ""
 
@@ -58,7 +54,7 @@ class ChatFrame:
                 return tokenizer.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=asks, **chat_template_kwargs
                 )
-            except (JinjaError, TypeError) as error:
+            except (JinjaError, TypeError, ValueError) as error:  # the last without a chat template
                 roles = ", ".join(message["role"] for message in messages)
                 raise ChatTemplateError(
                     f"processing_class: the chat template cannot render the messages {roles}: {error}{advice}"
