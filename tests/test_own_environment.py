@@ -77,20 +77,9 @@ def test_the_example_trains_from_any_folder_with_its_critic_in_workers_of_its_ow
 # ------------------------------------------------------------------------------------------- settings that are wrong
 
 
-class Nameless(ToySuite):
-    name = ""
-
-
-@dataclass
-class MakingNameless:
-    def make_suite(self):
-        return Nameless()
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ("MakingNameless", "Nameless of MakingNameless has no name"),
         ("parse", r"expected a settings dataclass .*with `def make_suite\(self\)`.*got 'test_own"),
     ],
 )

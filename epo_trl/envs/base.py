@@ -115,8 +115,7 @@ class TextEnv(ABC):
 
     def _requested(self) -> Any:
         request, self._request = self._request, None
-        if request is None:
-            raise EnvError("no request is pending; call reset_async or step_async first")
+        assert request is not None, "no request is pending"
         return request()
 
     def close(self) -> None:  # noqa: B027 - most games hold nothing

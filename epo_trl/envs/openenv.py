@@ -84,8 +84,6 @@ class OpenEnv(AsyncTextEnv, NumberedEnv):
     def _requested(self) -> Any:
         try:
             return super()._requested()
-        except EnvError:  # there is no request
-            raise
         except Exception as error:
             self._running = False
             self.close()  # a late answer would be taken for that of the next request

@@ -50,11 +50,9 @@ def named_object(field: str, name: str, expected: str) -> Any:
     module or attribute shows the config `field` and what was `expected`.
     """
     module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise EnvError(f"{field}: expected {expected}, got {name!r}")
     try:
         return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, SyntaxError) as error:
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:  # the last for no module
         reason = f"{type(error).__name__}: {error}"
         raise EnvError(f"{field}: expected {expected}, got {name!r}, which cannot be imported ({reason})") from error
 
@@ -64,8 +62,6 @@ def build_suite(settings: Any) -> TaskSuite:
     suite, name = settings.make_suite(), type(settings).__name__
     if not isinstance(suite, TaskSuite):
         raise EnvError(f"environment: expected {name}.make_suite() to return a TaskSuite, got {suite!r:.100}")
-    if not getattr(suite, "name", ""):
-        raise EnvError(f"environment: the {type(suite).__name__} of {name} has no name; set the class attribute `name`")
     vars(suite).update(  # an assignment fails if the suite is a frozen dataclass
         settings={f.name: getattr(settings, f.name) for f in fields(settings) if is_setting(f, settings)},
     )
