@@ -1,7 +1,6 @@
 """Expert turns as training examples: the prompts are those that the policy gets for the same play."""
 
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from demonstrated_suites import TASKS, LineSuite, play_like
 from rollout_parts import LOSE, WIN, byte_tokenizer, context_of, step
 from trainer_kit import make_warm_start
 
-from epo_trl.cli.imitation import switch_checkpointing
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import build_tokenizer
 from epo_trl.models.corpus import corpus
@@ -85,14 +83,3 @@ def test_gradient_checkpointing_above_a_length_is_used_there_and_changes_no_weig
     some.train()
     assert sorted(used) == [(4, False)] * 4 + [(10, True)] * 4
     assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), some.model.parameters(), strict=True))
-
-
-def test_gradient_checkpointing_above_a_length_needs_no_newer_name_of_transformers():
-    """Before activation_checkpointing existed, models had only gradient_checkpointing."""
-    calls = []
-    model = SimpleNamespace(
-        gradient_checkpointing_enable=calls.append, gradient_checkpointing_disable=lambda: calls.append("off")
-    )
-    for on in (True, False):
-        switch_checkpointing(model, on=on)
-    assert calls == [{"use_reentrant": False}, "off"]

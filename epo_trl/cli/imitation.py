@@ -139,15 +139,6 @@ class ImitationConfig(LongRunArguments, SFTConfig):
         check_training_arguments(self)
 
 
-def switch_checkpointing(model: Any, *, on: bool) -> None:
-    """Enables or disables gradient checkpointing, by the name that this version of transformers has for it."""
-    name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
-    if on:
-        getattr(model, f"{name}_checkpointing_enable")({"use_reentrant": False})
-    else:
-        getattr(model, f"{name}_checkpointing_disable")()
-
-
 class EpochSeeded(Sampler[int]):
     """Samples rows grouped by length, in an order that depends on the seed and the epoch only.
 
@@ -192,8 +183,10 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> torch.Tensor:
         """Switches gradient checkpointing by the size of the micro-batch, if asked to."""
         limit = self.args.gradient_checkpointing_above
-        if limit is not None:
-            switch_checkpointing(self.model, on=inputs["input_ids"].numel() > limit)
+        if limit is not None and inputs["input_ids"].numel() > limit:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        elif limit is not None:
+            self.model.gradient_checkpointing_disable()
         return super().training_step(model, inputs, *args)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
