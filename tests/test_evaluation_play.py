@@ -139,14 +139,10 @@ def test_environments_are_closed_once_also_when_the_policy_fails(tokenizer):
     assert [env.closed for env in suite.envs] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("changes", "template", "named"),
-    [({"success_rule": "ended-with-score"}, "alfworld", "protocol"), ({}, "scienceworld", "prompt_template")],
-)
-def test_what_the_environment_lacks_is_said_before_anything_is_played(tokenizer, changes, template, named):
-    rules = protocol(**changes)
-    context = context_for(rules, tokenizer, prompt_template=template)
-    with pytest.raises(ValueError, match=f"^{named}"):
+def test_what_the_environment_lacks_is_said_before_anything_is_played(tokenizer):
+    rules = protocol()
+    context = context_for(rules, tokenizer, prompt_template="scienceworld")
+    with pytest.raises(ValueError, match="^prompt_template"):
         check_first_task(ListSuite([WIN]).make_env(), "0", 0, context, rules)
 
 
@@ -164,9 +160,7 @@ def test_a_first_prompt_that_does_not_fit_is_refused_and_one_that_just_fits_is_t
     with pytest.raises(ValueError, match=f"max_prompt_length: .*at least the {needed} .*task '0'.* got {needed - 1}"):
         check(max_prompt_length=needed - 1)
     if mode == "concatenated":  # the whole sequence has a limit of its own
-        with pytest.raises(
-            ValueError, match=f"max_completion_length: .* {needed + 63} tokens .* {needed} tokens .*got 64"
-        ):
+        with pytest.raises(ValueError, match=f" {needed} tokens .*a response of 64 has to fit the .* {needed + 63} "):
             check(max_prompt_length=needed, max_context_tokens=needed + 63)
 
 

@@ -6,10 +6,9 @@ import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
@@ -21,8 +20,7 @@ from epo_trl.bounds import Count, CountOrZero, OneOf, option
 from epo_trl.cli.base import progress_bar, say
 from epo_trl.cli.options import CommandLine, parse_options
 from epo_trl.envs import TaskSuite
-from epo_trl.errors import InputError
-from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol, protocol_names
+from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol
 from epo_trl.evaluation.paired import compare, read_reports
 from epo_trl.evaluation.partial_results import PartialResults
 from epo_trl.evaluation.play import (
@@ -44,13 +42,12 @@ from epo_trl.rollout.spec import FewShotArguments, ProtocolArguments, ResponseAr
 from epo_trl.rollout.templates import FewShot
 from epo_trl.runs.checkpoint_files import what_model
 from epo_trl.runs.guards import SHOWN, TooManyAborted
-from epo_trl.runs.run_lock import make_folder, on_main_process, place_lock
+from epo_trl.runs.run_lock import place_lock
 from epo_trl.runs.run_settings import content_digest
 from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import Sample, choose_samples, write_samples
 from epo_trl.watch.source import evaluation_file
 
-TaskLists = dict[str, list[str]]
 BACKENDS = ("transformers", "vllm")
 MAX_ABORTED_SHARE = 0.5  # of a list's episodes; above it there is no report
 
@@ -78,27 +75,8 @@ class EvaluationArguments(ResponseArguments, ProtocolArguments):
 
 def load_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
     """Returns the protocol with the overrides of the options, which its name then records."""
-    name = args.protocol or suite.protocol
-    if not name:
-        names = ", ".join(map(repr, protocol_names()))
-        raise InputError(
-            f"protocol: expected one of {names}, got nothing; the environment {suite.name!r} has no default"
-        )
-    return get_protocol(name).varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
-
-
-def load_task_lists(args: EvaluationArguments, suite: TaskSuite) -> TaskLists:
-    """Returns the tasks to play from each list."""
-    for split in args.splits:
-        suite.check_split(split)
-    lists = {split: sampled_tasks(suite, split, args.max_episodes) for split in args.splits}
-    if not lists or not all(lists.values()):
-        lengths = {split: len(suite.task_ids(split)) for split in suite.splits}
-        raise InputError(
-            f"splits: expected names of non-empty lists, got {args.splits} (max_episodes={args.max_episodes}); "
-            f"{suite.name} has {lengths}"
-        )
-    return lists
+    rules = get_protocol(args.protocol or suite.protocol)
+    return rules.varied(max_turns=args.max_turns, temperature=args.temperature, context=args.context)
 
 
 # Options that do not affect the results, are part of the protocol, or name a folder whose contents are compared.
@@ -108,7 +86,7 @@ NOT_SETTINGS |= {"trust_remote_code", "vllm_gpu_memory_utilization"}
 
 
 def result_settings(
-    suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig, protocol: Protocol, lists: TaskLists
+    suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig, protocol: Protocol, lists: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns all settings that affect the result. Partial results are reused only if these are equal."""
     loading = {key: str(value) for key, value in asdict(model_args).items() if key != "model_name_or_path"}
@@ -137,10 +115,9 @@ def load(
 ) -> tuple[Any, Any, int | None]:
     """Loads the policy; returns it with its tokenizer and its maximum sequence length."""
     state, trust = PartialState(), {"trust_remote_code": args.trust_remote_code}
-    policy: Any
     sampling: dict[str, Any] = {"max_new_tokens": args.max_completion_length, "temperature": protocol.temperature}
     if args.backend == "vllm":
-        policy, tokenizer = load_vllm_policy(
+        engine, tokenizer = load_vllm_policy(
             model_args,
             **sampling,
             max_model_len=args.max_prompt_length + args.max_completion_length if protocol.is_windowed else None,
@@ -148,13 +125,11 @@ def load(
             several_processes=state.num_processes > 1,
             **trust,
         )
-        config = config_of(model_args, **trust)
-    else:
-        template = args.template_for(suite)
-        model, tokenizer = load_policy(model_args, suite, template, device=state.device, seed=args.seed, **trust)
-        policy = SamplingPolicy(model, tokenizer, **sampling, reuse_prefixes=not protocol.is_windowed)
-        config = model.config
-    return policy, tokenizer, sequence_limit(config)
+        return engine, tokenizer, sequence_limit(config_of(model_args, **trust))
+    template = args.template_for(suite)
+    model, tokenizer = load_policy(model_args, suite, template, device=state.device, seed=args.seed, **trust)
+    policy = SamplingPolicy(model, tokenizer, **sampling, reuse_prefixes=not protocol.is_windowed)
+    return policy, tokenizer, sequence_limit(model.config)
 
 
 def load_player(
@@ -207,7 +182,7 @@ class Evaluation:
             bare = [(part, [episode.without_tokens() for episode in played], s) for part, played, s in parts]
             parts = sorted(gather_object(bare), key=lambda part: part[0])
         episodes = [episode for _, played, _ in parts for episode in played]
-        aborted = _aborted(episodes)
+        aborted = [episode for episode in episodes if episode.stop is StopReason.ABORTED]
         if len(aborted) > MAX_ABORTED_SHARE * len(episodes):
             errors = "; ".join(f"task {each.task_id!r}: {each.error}" for each in aborted[:SHOWN])
             raise TooManyAborted(
@@ -225,40 +200,32 @@ class Evaluation:
 
     def _play(self, split: str, task_ids: list[str], bar: Any) -> list[tuple[int, list[Episode], float]]:
         """Plays the parts of this process; returns number, episodes and seconds of each."""
-        state, args = PartialState(), self.args
+        state, args, partial = PartialState(), self.args, self.partial
         # All processes get parts of equal size, with at most `parallel` episodes each.
         size = min(args.parallel, -(-len(task_ids) // state.num_processes))
-        chunks = split_chunks(task_ids, size)
-        mine = range(state.process_index, len(chunks), state.num_processes)
-        stored = {number: self.partial.read(f"{split}-{number}") for number in mine} if self.partial else {}
-        done = {number: played for number, played in stored.items() if played}
+        places = split_chunks(range(len(task_ids)), size)
+        mine = range(state.process_index, len(places), state.num_processes)
+        done = {number: played for number in mine if partial and (played := partial.read(f"{split}-{number}"))}
         bar.update(sum(len(episodes) for episodes, _ in done.values()))
         to_play = [number for number in mine if number not in done]
-        # The seed depends on the part only, so a part is reproducible whatever ran before it, in whichever process.
-        seeds = [random.Random(f"{args.seed} {split} {number}").randrange(2**62) for number in to_play]
-        places: tuple[Any, ...] = ()
-        if isinstance(self.policy, Engine):  # plays all parts at once, each episode with seeds of its own
-            seeds = [random.Random(f"{args.seed} {split}").randrange(2**62)] * len(to_play)
-            numbers = split_chunks(range(len(task_ids)), size)
-            places = ([place for number in to_play for place in numbers[number]],)
+
+        def seeded(i: int) -> Any:
+            if isinstance(self.policy, Engine):  # plays all parts at once, each episode with seeds of its own
+                seed = random.Random(f"{args.seed} {split}").randrange(2**62)
+                return self.policy.seeded(seed, [place for number in to_play for place in places[number]])
+            # The seed depends on the part only, so a part is reproducible whatever ran before it, in any process.
+            return self.policy.seeded(random.Random(f"{args.seed} {split} {to_play[i]}").randrange(2**62))
+
+        chunks = [[task_ids[place] for place in places[number]] for number in to_play]
+        settings = protocol_settings(self.protocol, require_think=args.require_think)
         playing = play_chunks(
-            self.suite,
-            [chunks[number] for number in to_play],
-            lambda i: self.policy.seeded(seeds[i], *places),
-            self.context,
-            protocol_settings(self.protocol, require_think=args.require_think),
-            seed=args.seed,
-            on_finished=bar.update,
+            self.suite, chunks, seeded, self.context, settings, seed=args.seed, on_finished=bar.update
         )
         for number, (episodes, seconds) in zip(to_play, playing, strict=True):
             done[number] = episodes, seconds
-            if self.partial and not _aborted(episodes):  # parts with environment errors are replayed
-                self.partial.keep(f"{split}-{number}", episodes, seconds)
+            if partial and not any(episode.stop is StopReason.ABORTED for episode in episodes):  # those are replayed
+                partial.keep(f"{split}-{number}", episodes, seconds)
         return [(number, *done[number]) for number in mine]
-
-
-def _aborted(episodes: Sequence[Episode]) -> list[Episode]:
-    return [episode for episode in episodes if episode.stop is StopReason.ABORTED]
 
 
 def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfig) -> list[EvalReport]:
@@ -269,50 +236,45 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
         RunningError: If another process evaluates to the same output.
     """
     state = PartialState()
-    protocol, lists = load_protocol(args, suite), load_task_lists(args, suite)
+    protocol = load_protocol(args, suite)
+    lists = {split: sampled_tasks(suite, split, args.max_episodes) for split in args.splits}
+    others = read_reports(args.compare_to, suite.name, lists, game_settings(suite, lists)) if args.compare_to else None
     shots = few_shot_of(args, suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)
+    partial, note = None, ""
     with contextlib.ExitStack() as held:
-        partial = None
         if args.output:
             path = Path(args.output).expanduser()  # no shell has done so for a YAML file
-            ranks = SimpleNamespace(process_index=state.process_index, world_size=state.num_processes)
-            on_main_process(ranks, lambda: held.enter_context(place_lock(path, "output")))
-            partial = PartialResults(path, result_settings(suite, args, model_args, protocol, lists))
-            if partial.finished is not None:
-                reports = [EvalReport.from_dict(report) for report in partial.finished["reports"]]
-                if state.is_main_process:
-                    say(f"{format_table(reports)}\n{args.output} is finished; nothing was played")
-                return reports
-            make_folder(partial.folder, "output")
             if state.is_main_process:
-                evaluation_file(path).unlink(missing_ok=True)  # of another evaluation
-        policy, context = load_player(suite, args, model_args, protocol, shots)
-        with contextlib.closing(suite.make_env()) as env:
-            check_first_task(env, next(iter(lists.values()))[0], args.seed, context, protocol)
-        evaluation = Evaluation(suite, args, protocol, partial, policy, context)
-        reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
-        if state.is_main_process:
-            if partial is not None:
-                if evaluation.samples:
-                    write_samples(evaluation_file(partial.output), [sample.to_dict() for sample in evaluation.samples])
+                held.enter_context(place_lock(path, "output"))
+            partial = PartialResults(path, result_settings(suite, args, model_args, protocol, lists))
+        if partial is not None and partial.finished is not None:
+            reports = [EvalReport.from_dict(report) for report in partial.finished["reports"]]
+            note = f"{args.output} is finished; nothing was played"
+        else:
+            policy, context = load_player(suite, args, model_args, protocol, shots)
+            with contextlib.closing(suite.make_env()) as env:
+                check_first_task(env, next(iter(lists.values()))[0], args.seed, context, protocol)
+            evaluation = Evaluation(suite, args, protocol, partial, policy, context)
+            reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
+            if partial is not None and state.is_main_process:
+                write_samples(evaluation_file(partial.output), [sample.to_dict() for sample in evaluation.samples])
                 found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
                 partial.finish(found | {"examples": context.template.shown(shots.examples)})
-            say(format_table(reports))
-        return reports
+    if state.is_main_process:
+        say(format_table(reports))
+        if note:
+            say(note)
+        if others is not None:
+            say(compare(reports, others, str(args.compare_to)))
+    return reports
 
 
 def main(line: CommandLine) -> None:
     """Parses the options and evaluates."""
     suite, args, model_args = parse_options(line, EvaluationArguments, ModelConfig)
     check_model_name(model_args.model_name_or_path)
-    others = None
-    if args.compare_to:
-        lists = load_task_lists(args, suite)
-        others = read_reports(args.compare_to, suite.name, lists, game_settings(suite, lists))
-    reports = evaluate(suite, args, model_args)
-    if args.compare_to and others is not None and PartialState().is_main_process:
-        say(compare(reports, others, args.compare_to))
+    evaluate(suite, args, model_args)
     PartialState().wait_for_everyone()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -60,7 +60,7 @@ def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuil
     Raises:
         EnvError: If the environment does not start, or `info` lacks a field that the contract requires.
         TemplateError: If the template uses a field that the environment does not provide.
-        ValueError: If the protocol needs a score and the environment has none, or the first prompt does not fit.
+        InputError: If the first prompt does not fit.
     """
     observation, info = checked_reset(env, task_id, seed, protocol.env_options)
     checked_step(env, "?", task_id, info)  # any text is allowed as action
@@ -68,17 +68,11 @@ def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuil
     view = TurnView(observation, info, history=())
     if context.build([view])[0] is None:
         prompt: Any = replace(context, max_prompt_tokens=sys.maxsize, max_context_tokens=None).build([view])[0]
-        needed = f"the {len(prompt.ids)} tokens of the first prompt of task {task_id!r}, with its examples"
-        if len(prompt.ids) > context.max_prompt_tokens:
-            raise InputError(f"max_prompt_length: expected at least {needed}, got {context.max_prompt_tokens}")
+        limit = context.max_context_tokens
         raise InputError(
-            f"max_completion_length: expected a response that fits the model's {context.max_context_tokens} tokens "
-            f"with {needed}, got {context.max_response_tokens}"
-        )
-    if protocol.success_rule == "ended-with-score" and "score" not in info:
-        raise InputError(
-            f"protocol: expected one with the success rule 'won', since the environment has no score, got "
-            f"{protocol.name!r}, which decides success by the score"
+            f"max_prompt_length: expected at least the {len(prompt.ids)} tokens of the first prompt of task "
+            f"{task_id!r}, with its examples, got {context.max_prompt_tokens}"
+            + (f"; a response of {context.max_response_tokens} has to fit the model's {limit} with it" if limit else "")
         )
 
 
@@ -110,11 +104,7 @@ def play_chunks(
     chunks at once: an environment whose episode has ended plays the next task.
 
     Args:
-        suite: Task suite.
-        chunks: Lists of task ids.
         policy_for: Function from the number of a chunk to its policy. The first one plays all, if it has no barrier.
-        context: Builder of the prompts.
-        settings: Rules of the rollout.
         seed: Seed passed to every `reset`.
         on_finished: Called with the number of episodes that have ended since the last call.
     """
