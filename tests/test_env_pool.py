@@ -9,7 +9,7 @@ from processes import assert_no_helper_outlives, assert_soon, is_running
 from rollout_parts import ScriptedPolicy, byte_tokenizer, context_of
 from wild_games import WildSuite
 
-from epo_trl.envs import EnvError, TaskSuite
+from epo_trl.envs import EnvError
 from epo_trl.envs.base import Faults
 from epo_trl.envs.pool import PooledSuite, PoolSettings, WorkerLost
 from epo_trl.envs.testing import EnvContract
@@ -48,20 +48,6 @@ def start(env, task_id="train/0"):
 
 def order(folder, what, times=1, task_id="train/1"):
     (folder / task_id.replace("/", "_")).write_text(f"{what} {times}")
-
-
-# --- The suite in front of another ---------------------------------------------------------------------------------
-
-PUBLIC = {name for name in {*vars(TaskSuite), *TaskSuite.__annotations__} if not name.startswith("_")}
-OF_THE_POOL = {"make_env", "faults", "settings"}
-
-
-@pytest.mark.parametrize("name", sorted(PUBLIC - OF_THE_POOL))
-def test_all_that_a_suite_has_is_asked_of_the_one_in_the_pool(name):
-    suite = ToySuite()
-    pooled = PooledSuite(suite)
-    vars(suite)[name] = lambda *arguments: (name, *arguments)
-    assert getattr(pooled, name)("train") == (name, "train")
 
 
 # --- Steps ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import subprocess
 import weakref
 from collections.abc import Callable
 from itertools import count
-from typing import IO, Any
+from typing import Any
 
 
 class Seats:
@@ -50,22 +50,13 @@ class ChildProcess:
         self, what: str, command: list[str], let_go: Callable[[], None], clean_up: Callable[[], None], **popen: Any
     ) -> None:
         self._process: subprocess.Popen[bytes] = subprocess.Popen(command, start_new_session=True, **popen)
+        self.pid = self._process.pid
+        self.stdout: Any = self._process.stdout  # a pipe, if `popen` says so
         self.name = f"{what} (process {self.pid})"
         self.end = ""  # reason why there will be no more answers
         self.hung = False  # whether the process was killed because it did not answer in time
         _ours[self._process] = let_go
         self._stop = weakref.finalize(self, _stop, self._process, clean_up)
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
-    @property
-    def stdout(self) -> IO[bytes]:
-        """The process's output, if `stdout` is a pipe."""
-        assert self._process.stdout is not None
-        return self._process.stdout
 
     @property
     def is_alive(self) -> bool:

@@ -136,7 +136,8 @@ def set_up(
     compares_states = any(getattr(method, "anchor", "") == "state" for method in methods.values())
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     if args.env_workers:
-        suite = PooledSuite(suite, PoolSettings(args.env_workers, args.env_step_seconds))
+        pooled: Any = PooledSuite(suite, PoolSettings(args.env_workers, args.env_step_seconds))
+        suite = pooled
     env = suite.make_env()
     check_first_task(env, train_dataset[0]["prompt"], args.seed, rules.context, rules.protocol)
     return Setup(methods, suite, [env], train_dataset, test_tasks, tokenizer, rules)

@@ -1,4 +1,4 @@
-"""The worker process: `python -m epo_trl.envs.pool.program FD`. The other end is `epo_trl.envs.pool.worker`.
+"""The worker process: `python -m epo_trl.envs.pool_program FD`. The other end is `epo_trl.envs.pool`.
 
 A separate thread reads the requests, so the pool never blocks when it sends one. The process exits when the pipe
 closes. So it ends with the pool's process, however that ended and whatever a game is doing, and so do the games' own

@@ -1,7 +1,11 @@
-"""A worker process, and the thread of this process that asks it: one request at a time, in order."""
+"""Environments in worker processes: a game that hangs or crashes costs its own episodes, not the run.
+
+Each worker has a thread in this process that asks it: one request at a time, in order.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -17,12 +21,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from epo_trl.bounds import Count, Positive, check_bounds
-from epo_trl.envs.base import EnvError, Faults
+from epo_trl.envs.base import NOT_RUNNING, AsyncTextEnv, EnvError, Faults, Info, TaskSuite
 from epo_trl.envs.supervisor import ChildProcess, Seats
 
 RESET_RETRIES = 2  # each in a new process
 START_SECONDS = 120.0  # added for the first request of a process, which imports the suite
-_LIBRARY = Path(__file__).parents[3]
+_LIBRARY = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class WorkerProcess:
         self._pipe, theirs = Pipe()
         self.child = ChildProcess(
             "the environment worker",
-            [sys.executable, "-P", "-m", "epo_trl.envs.pool.program", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "epo_trl.envs.pool_program", str(theirs.fileno())],
             self._pipe.close,
             lambda: None,  # the thread may be waiting at the pipe, and closes it by dropping this object
             pass_fds=[theirs.fileno()],
@@ -67,19 +71,20 @@ class WorkerProcess:
             EnvError: If the environment raised it.
             WorkerLost: If the process died, or hung and was killed.
         """
-        if self.child.end:
-            raise WorkerLost(self.child.end)
         seconds, self._seconds_to_start = seconds + self._seconds_to_start, 0.0
+        answer = b""
         try:
-            self._pipe.send((seat, what, arguments))
-            if not self._pipe.poll(seconds):
-                self._faults.timeouts += 1
-                self.child.close_hung(seconds)
-                raise WorkerLost(self.child.end)
-            answer = self._pipe.recv_bytes()
-        except (EOFError, OSError) as error:
+            if not self.child.end:
+                self._pipe.send((seat, what, arguments))
+                if self._pipe.poll(seconds):
+                    answer = self._pipe.recv_bytes()
+                else:
+                    self._faults.timeouts += 1
+                    self.child.close_hung(seconds)
+        except (EOFError, OSError):
             self.child.close_dead()
-            raise WorkerLost(self.child.end) from error
+        if not answer:
+            raise WorkerLost(self.child.end)
         is_good, result = pickle.loads(answer)
         if not is_good:
             raise EnvError(result)
@@ -92,7 +97,7 @@ class Worker(Seats):
     def __init__(self, suite: bytes, settings: PoolSettings) -> None:
         super().__init__()
         self.faults = Faults()
-        self._suite, self._settings = suite, settings
+        self._suite, self.settings = suite, settings
         self._process: WorkerProcess | None = None
         self._last: Future[Any] | None = None
         self._requests: SimpleQueue[Any] = SimpleQueue()
@@ -121,21 +126,17 @@ class Worker(Seats):
 
     def _reset(self, seat: int, *start: Any) -> tuple[WorkerProcess, Any]:
         process = self._living_process(seat)
-        return process, process.ask(seat, "reset", start, self._settings.reset_seconds)
-
-    def step(self, process: WorkerProcess, seat: int, action: str) -> Any:
-        """Steps an environment in the process of its episode."""
-        return process.ask(seat, "step", (action,), self._settings.step_seconds)
+        return process, process.ask(seat, "reset", start, self.settings.reset_seconds)
 
     def reseed(self, seat: int, seed: int) -> None:
         """Seeds the random numbers of an environment."""
-        self._living_process(seat).ask(seat, "reseed", (seed,), self._settings.step_seconds)
+        self._living_process(seat).ask(seat, "reseed", (seed,), self.settings.step_seconds)
 
     def close_env(self, seat: int) -> None:
         """Closes an environment, if its process still lives."""
         process = self._process
         if process is not None and process.child.is_alive:
-            process.ask(seat, "close", (), self._settings.step_seconds)
+            process.ask(seat, "close", (), self.settings.step_seconds)
 
     def forget_seat(self, seat: int) -> None:
         """Frees a seat. The process stops with the last one."""
@@ -162,3 +163,82 @@ def _work(requests: SimpleQueue[Any]) -> None:
         except BaseException as error:
             future.set_exception(error)
         del request, future, function, arguments  # which keep the worker and its process alive
+
+
+class PooledEnv(AsyncTextEnv):
+    """An environment in a worker process. Its calls raise `WorkerLost` if the process died or hung."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._seat = worker, worker.take_seat()
+        self._free = weakref.finalize(self, worker.forget_seat, self._seat)
+        self._process: WorkerProcess | None = None  # the process with the running episode
+
+    def reset_async(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Starts a reset; `reset_wait` returns its result. If the process is lost, the reset is retried in another."""
+        self._process, self._pending = None, self._worker.submit(self._worker.reset, self._seat, seed, options)
+
+    def reset_wait(self) -> tuple[str, Info]:
+        """Returns the result of `reset_async`."""
+        self._process, answer = self._requested()
+        return answer
+
+    def step_async(self, action: str) -> None:
+        """Starts a step; `step_wait` returns its result."""
+        if self._process is None:
+            raise EnvError(NOT_RUNNING)
+        seconds = self._worker.settings.step_seconds
+        self._pending = self._worker.submit(self._process.ask, self._seat, "step", (action,), seconds)
+
+    def reseed(self, seed: int) -> None:
+        """Seeds the random numbers of the environment in its process."""
+        self._worker.submit(self._worker.reseed, self._seat, seed).result()
+
+    def close(self) -> None:
+        """Closes the environment and, with a worker's last one, stops the process. May be called twice.
+
+        Waits for the environment's own `close()`, unless the process is at work: it may hang.
+
+        Raises:
+            EnvError: If the environment's `close()` raised an exception.
+        """
+        if not self._free.detach():
+            return
+        self._process = self._pending = None
+        try:
+            is_idle, closing = self._worker.is_idle, self._worker.submit(self._worker.close_env, self._seat)
+            if is_idle:
+                with contextlib.suppress(WorkerLost):
+                    closing.result()
+        finally:
+            self._worker.forget_seat(self._seat)
+
+
+class PooledSuite:
+    """A task suite whose environments run in worker processes, several in each. All else is that of the given suite.
+
+    A worker that dies or exceeds a time limit is killed. Its episodes raise `WorkerLost`, and the next reset of any of
+    its environments starts another process.
+
+    The suite is pickled and sent to the workers, so its class must be importable there.
+    """
+
+    def __init__(self, suite: TaskSuite, settings: PoolSettings | None = None) -> None:
+        self.suite = suite
+        self.pool = settings or PoolSettings()
+        self.settings = suite.settings  # of the games in the workers, which have a copy of the suite
+        sent = pickle.dumps(suite)
+        self._workers = [Worker(sent, self.pool) for _ in range(self.pool.workers)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.suite, name)
+
+    def make_env(self) -> PooledEnv:
+        """Creates an environment in the worker that has the fewest."""
+        return PooledEnv(min(self._workers, key=len))
+
+    def faults(self) -> Faults:
+        """Returns the failure counts of the workers so far."""
+        return sum((worker.faults for worker in self._workers), self.suite.faults())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PooledSuite, (self.suite, self.pool)
