@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from epo_trl.types import Episode, StopReason, Turn
-from epo_trl.watch.page import colour_limit, embedded, fitting, render_page, write_page
+from epo_trl.watch.page import colour_limit, embedded, fitting, render_page
 from epo_trl.watch.sample import TurnTexts, sample_of, write_samples
 from epo_trl.watch.source import evaluation_file, find_samples, sample_file
 
@@ -111,24 +111,23 @@ def test_what_does_not_fit_is_left_out_and_named():
     assert [entry["number"] for entry in data_of(whole)["episodes"]] == [1] and told in data_of(whole)["about"]
 
 
-def test_a_page_says_that_its_episodes_were_picked(tmp_path):
+def test_a_page_says_that_its_episodes_were_picked():
     assert "2 episodes: RL steps 1 to 3. These episodes were selected" in page(sample(), sample(rl_step=3))
     played = sample(rl_step=0, split="iid", why="")
     assert data_of(page(played))["about"] == "1 episodes: evaluation of iid."
-    assert write_page(tmp_path / "page.html", [played], "name", 2**20) == ""
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(played)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="no browser")
 def test_a_browser_shows_what_was_said_as_text(tmp_path):
-    write_page(tmp_path / "page.html", [sample(said=EVIL, rewards=(1.0, -1.0))], EVIL[:60], 2**20)
+    text = page(sample(said=EVIL, rewards=(1.0, -1.0)), name=EVIL[:60])
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    page = Page(dom)
-    assert "img" not in page.elements and page.elements.count("script") == 2
-    assert page.elements.count("article") == 2 and "circle" in page.elements
+    found = Page(dom)
+    assert "img" not in found.elements and found.elements.count("script") == 2
+    assert found.elements.count("article") == 2 and "circle" in found.elements
     assert "&lt;img src=x onerror=alert(1)&gt;" in dom and "1 episode, 0 of 2 turns invalid" in dom
 
 

@@ -17,12 +17,14 @@ def main(argv: Sequence[str]) -> int:
         "--max-mb", type=at_least(1), default=20, metavar="MB", help="maximum size of the page (default: 20)"
     )
     args = parser.parse_args(argv)
-    from epo_trl.watch.page import write_page
+    from epo_trl.runs.state_file import write_atomically
+    from epo_trl.watch.page import render_page
     from epo_trl.watch.source import find_samples
 
     samples, run = find_samples(args.run), Path(args.run)
     beside = run / "episodes.html" if run.is_dir() else Path(f"{args.run.removesuffix('.json')}.html")
     out = Path(args.out or beside)
-    left_out = write_page(out, samples, run.resolve().name, args.max_mb * 2**20)
+    page, left_out = render_page(samples, run.resolve().name, args.max_mb * 2**20)
+    write_atomically(out, page)
     say(f"wrote {out} ({out.stat().st_size / 2**20:.1f} MB). {left_out}".rstrip())
     return 0

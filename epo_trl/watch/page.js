@@ -84,7 +84,7 @@ function turnCard(turn, number) {
   if (turn.error) head.append(make("span", "bad", `invalid: ${turn.error}`));
   const prompt = turn.prompt
     ? make("details", "", null, make("summary", "", "prompt"), make("p", "text mono", turn.prompt))
-    : make("p", "dim", DATA.no_prompts);
+    : make("p", "dim", "The prompt is not on this page.");
   return make(
     "article", "turn", null, head,
     make("div", "label", "observation"), make("p", "text", turn.observation), prompt,
@@ -155,7 +155,8 @@ function show(episode) {
   side.append(back, keys, make("h2", "", `Episode ${episode.number}`), make("p", "text task", episode.task), facts);
   const known = episode.turns.some((turn) => turn.entropy.length);
   if (known) {
-    const card = make("div", "card", null, make("div", "dim", DATA.entropy_note), legend(), ...curve(episode.turns));
+    const note = "Token colour: entropy of the distribution it was sampled from, at the sampling temperature, as computed by the update.";
+    const card = make("div", "card", null, make("div", "dim", note), legend(), ...curve(episode.turns));
     side.append(card);
   } else {
     side.append(make("p", "dim", "Token entropies are unknown."));

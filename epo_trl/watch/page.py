@@ -12,36 +12,22 @@ import html
 import itertools
 import json
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from epo_trl.errors import spelled
-from epo_trl.runs.state_file import write_atomically
 from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import Sample, map_texts
 
 Entry = dict[str, Any]
 
-ENTROPY_NOTE = (
-    "Token colour: entropy of the distribution it was sampled from, at the sampling temperature, as computed by the "
-    "update."
-)
 TURN_FIELDS = ("observation", "response", "action", "error", "reward", "prompt", "tokens", "entropy")
 PICKED_NOTE = (
     "These episodes were selected (the worst, the best, an aborted one, random ones), so shares among them do not "
     "describe the run."
 )
-NO_PROMPTS = "The prompt is not on this page."
-
-
-def write_page(path: str | os.PathLike[str], samples: Sequence[Sample], name: str, max_bytes: int) -> str:
-    """Writes the page atomically; returns a note about omitted content. The arguments are those of `render_page`."""
-    page, left_out = render_page(samples, name, max_bytes)
-    write_atomically(path, page)
-    return left_out
 
 
 def render_page(samples: Sequence[Sample], name: str, max_bytes: int) -> tuple[str, str]:
@@ -55,11 +41,8 @@ def render_page(samples: Sequence[Sample], name: str, max_bytes: int) -> tuple[s
     """
     entries, left_out = fitting({n: _shown(sample, n) for n, sample in enumerate(samples, start=1)}, max_bytes)
     shown = [samples[number - 1] for number in entries]
-    about = [_summary(shown), PICKED_NOTE if any(sample.why for sample in shown) else "", left_out]
-    data = {
-        "about": " ".join(filter(None, about)), "top": colour_limit(shown), "entropy_note": ENTROPY_NOTE,
-        "no_prompts": NO_PROMPTS, "episodes": list(entries.values()),
-    }  # fmt: skip
+    told = [_summary(shown), PICKED_NOTE if any(sample.why for sample in shown) else "", left_out]
+    data = {"about": " ".join(filter(None, told)), "top": colour_limit(shown), "episodes": list(entries.values())}
     script = _part("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
