@@ -72,9 +72,7 @@ def expert_episodes(
     consecutive segments of one example.
 
     Args:
-        suite: Task suite with an expert.
         tasks: `(task_id, seed)` pairs; the seed also controls the expert's choices.
-        context: Builder of the prompts.
         max_turns: Turn budget. Longer episodes are skipped, and lost ones unless `keep_lost` is set.
         mistake_rate: Probability of replacing the expert's action by one that was admissible earlier in the episode and
             no longer is. A windowed example keeps the expert's answer as its label. A concatenated example contains
@@ -100,10 +98,11 @@ def expert_episodes(
                 played, left_out = played + len(turns), left_out + len(turns) - len(encoded)
                 yield encoded
     if left_out:
-        message = (
+        warnings.warn(
             f"max_prompt_length: got {context.max_prompt_tokens}, into which the prompts of {left_out} of {played} "
+            "turns do not fit: they are not demonstrated",
+            stacklevel=2,
         )
-        warnings.warn(message + "turns do not fit: they are not demonstrated", stacklevel=2)
 
 
 def play_expert(
@@ -118,8 +117,7 @@ def play_expert(
 ) -> tuple[list[ExpertTurn], bool, bool]:
     """Plays the expert from the `start` that `env.reset` returned; see `expert_episodes`.
 
-    Returns:
-        Its turns, whether it won, and whether the game ended.
+    Returns its turns, whether it won, and whether the game ended.
     """
     episode = RunningEpisode("", seed, env, RolloutSettings(max_turns=max_turns), *checked_answer(*start))
     env.reseed(seed)
@@ -146,13 +144,12 @@ def few_shot_of(options: FewShotArguments, suite: TaskSuite, env_options: Mappin
     Raises:
         InputError: If the expert wins too few of the tried tasks within the turns.
     """
-    count = options.few_shot
+    count, found = options.few_shot, list[Example]()
     if not count:
         return FewShot()
     ids = list(suite.demonstration_tasks("train", options.few_shot_turns, TRIES * count))
     chance = random.Random(options.few_shot_seed)
     chance.shuffle(ids)
-    found: list[Example] = []
     with contextlib.closing(suite.make_env()) as env:
         for task_id in ids:
             own = chance.randrange(2**31)

@@ -75,12 +75,7 @@ class Evaluator:
     def reports(self, play: Callable[..., list[Episode]], step: int) -> list[EvalReport]:
         """Evaluates on all lists, saves the reports in `output_dir/evaluations` and returns them. Collective.
 
-        Args:
-            play: See `EPOTrainer.play`.
-            step: Number of optimizer steps of the policy.
-
-        Raises:
-            ValueError: If there are no test tasks.
+        `play` is that of the trainer, `step` the number of optimizer steps of the policy.
         """
         check_test_tasks(self.tasks, self.suite_name)
         reports = [self.report(split, play) for split in self.tasks]
