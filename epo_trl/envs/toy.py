@@ -22,27 +22,23 @@ EMPTY_HANDS = "nothing"
 _SPLIT_SIZES = {"train": 200, "iid": 40, "ood": 40}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Hunt:
-    """One task: the boxes, their contents, and the target object."""
+    """One game: the target object, what the boxes hold, and what has happened so far."""
 
     wanted: str
     contents: dict[str, str | None]
-    visible: bool
-
-    @property
-    def task(self) -> str:
-        """Natural-language description of the task."""
-        return f"put the {self.wanted} into the chest"
-
-    @property
-    def task_type(self) -> str:
-        """`"visible"` or `"hidden"`."""
-        return "visible" if self.visible else "hidden"
+    task_type: str  # "visible" or "hidden"
+    opened: list[str] = field(default_factory=list)
+    here: str = MIDDLE
+    holding: str = EMPTY_HANDS
+    in_chest: list[str] = field(default_factory=list)
+    moves: int = 0
+    over: bool = False
 
 
 def build_hunt(task_id: Any) -> Hunt:
-    """Builds the task with the id `"<split>/<number>"`; the same in every process.
+    """Builds the start of the task with the id `"<split>/<number>"`; the same in every process.
 
     `train` and `iid` share their (object, colour of its box) pairs and differ in everything else. The pairs of `ood`
     occur in neither.
@@ -57,19 +53,10 @@ def build_hunt(task_id: Any) -> Hunt:
     contents: dict[str, str | None] = {box: rng.choice([None, *decoys]) for box in boxes}
     contents[boxes[0]] = THINGS[thing]
     rng.shuffle(boxes)
-    return Hunt(THINGS[thing], {box: contents[box] for box in boxes}, visible=rng.random() < 0.25)
-
-
-@dataclass(slots=True)
-class _State:
-    hunt: Hunt
-    contents: dict[str, str | None]
-    opened: list[str] = field(default_factory=list)
-    here: str = MIDDLE
-    holding: str = EMPTY_HANDS
-    in_chest: list[str] = field(default_factory=list)
-    moves: int = 0
-    over: bool = False
+    is_visible = rng.random() < 0.25
+    hunt = Hunt(THINGS[thing], {box: contents[box] for box in boxes}, "visible" if is_visible else "hidden")
+    hunt.opened += boxes if is_visible else []
+    return hunt
 
 
 class TreasureHunt(TextEnv):
@@ -83,7 +70,7 @@ class TreasureHunt(TextEnv):
 
     def __init__(self, *, move_limit: int = 30) -> None:
         self.move_limit = move_limit
-        self._state: _State | None = None
+        self._state: Hunt | None = None
 
     def copy(self) -> TreasureHunt:
         """Returns an independent game in the same state."""
@@ -93,9 +80,9 @@ class TreasureHunt(TextEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Returns the first observation and info; only the task id decides both."""
-        hunt = build_hunt((options or {}).get("task_id"))
-        self._state = state = _State(hunt, dict(hunt.contents), opened=list(hunt.contents) if hunt.visible else [])
-        return f"You are in a hall with a chest. {_look(state)} Your task is to: {hunt.task}.", self._info(state)
+        self._state = state = build_hunt((options or {}).get("task_id"))
+        info = self._info(state)
+        return f"You are in a hall with a chest. {_look(state)} Your task is to: {info['task']}.", info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Performs the action; an action that is not admissible changes nothing."""
@@ -104,17 +91,17 @@ class TreasureHunt(TextEnv):
             raise EnvError(NOT_RUNNING)
         state.moves += 1
         observation = _act(state, action) if action in _admissible(state) else "Nothing happens."
-        won = state.hunt.wanted in state.in_chest
+        won = state.wanted in state.in_chest
         truncated = not won and state.moves >= self.move_limit
         state.over = won or truncated
         return observation, float(won), won, truncated, self._info(state)
 
-    def _info(self, state: _State) -> Info:
+    def _info(self, state: Hunt) -> Info:
         return {
             "admissible_actions": _admissible(state),
-            "won": state.hunt.wanted in state.in_chest,
-            "task": state.hunt.task,
-            "task_type": state.hunt.task_type,
+            "won": state.wanted in state.in_chest,
+            "task": f"put the {state.wanted} into the chest",
+            "task_type": state.task_type,
             "visited": tuple(state.opened),
             "unvisited": tuple(box for box in state.contents if box not in state.opened),
             "holding": state.holding,
@@ -123,7 +110,7 @@ class TreasureHunt(TextEnv):
         }
 
 
-def _admissible(state: _State) -> tuple[str, ...]:
+def _admissible(state: Hunt) -> tuple[str, ...]:
     actions = [f"open {box}" for box in state.contents if box not in state.opened]
     if state.holding != EMPTY_HANDS:
         actions.append(f"put {state.holding} into chest")
@@ -134,7 +121,7 @@ def _admissible(state: _State) -> tuple[str, ...]:
     return (*actions, "look")
 
 
-def _act(state: _State, action: str) -> str:
+def _act(state: Hunt, action: str) -> str:
     verb, _, rest = action.partition(" ")
     if verb == "open":
         state.opened.append(rest)
@@ -151,17 +138,16 @@ def _act(state: _State, action: str) -> str:
     return _look(state)
 
 
-def _inside(state: _State, box: str) -> str:
+def _inside(state: Hunt, box: str) -> str:
     thing = state.contents[box]
     return f"In it you see a {thing}." if thing else "It is empty."
 
 
-def _look(state: _State) -> str:
-    seen = [
+def _look(state: Hunt) -> str:
+    return " ".join(
         f"The {box} is open. {_inside(state, box)}" if box in state.opened else f"The {box} is shut."
         for box in state.contents
-    ]
-    return " ".join(seen)
+    )
 
 
 class ToyExpert(Expert):
