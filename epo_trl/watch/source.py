@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from epo_trl.errors import InputError
-from epo_trl.types import Episode, StopReason
-from epo_trl.watch.sample import Sample, read_samples, sample_of
+from epo_trl.types import StopReason
+from epo_trl.watch.sample import Sample, read_samples
 
 FOLDER = "episodes"  # in a run's `output_dir`
 
@@ -27,18 +26,14 @@ def find_samples(source: str | os.PathLike[str]) -> list[Sample]:
     """Loads stored episodes, worst first: aborted, then lost by reward, then won; ties put the latest first.
 
     Args:
-        source: Folder of a run, output of a finished or running evaluation, or file of samples.
+        source: Folder of a run, or output of a finished evaluation.
 
     Raises:
         InputError: If there are no episodes, or a file is damaged. The message names it.
     """
     path = Path(source)
-    if path.is_dir():
-        samples = [sample for file in sorted((path / FOLDER).glob("*.jsonl")) for sample in read_samples(file)]
-    elif path.suffix == ".jsonl" and path.is_file() and not evaluation_file(path).is_file():
-        samples = read_samples(path)
-    else:
-        samples = _of_evaluation(path)
+    files = sorted((path / FOLDER).glob("*.jsonl")) if path.is_dir() else [evaluation_file(path)]
+    samples = [sample for file in files if file.is_file() for sample in read_samples(file)]
     if not samples:
         raise InputError(
             f"RUN: expected the folder of a run or the output of an evaluation, made with keep_episodes above 0, got "
@@ -48,17 +43,5 @@ def find_samples(source: str | os.PathLike[str]) -> list[Sample]:
 
 
 def _sort_key(sample: Sample) -> tuple[bool, bool, float, int]:
-    """Returns the sort key of a sample, which is smaller for a worse episode."""
     episode = sample.episode
     return episode.stop is not StopReason.ABORTED, episode.won, episode.total_reward, -sample.rl_step
-
-
-def _of_evaluation(output: Path) -> list[Sample]:
-    file = evaluation_file(output)
-    if file.is_file():
-        return read_samples(file)
-    samples = []
-    for part in sorted(output.with_name(f"{output.name}.parts").glob("*-*.json")):
-        split, found = part.stem.rpartition("-")[0], json.loads(part.read_text(encoding="utf-8"))
-        samples += [sample_of(Episode.from_dict(episode), split=split) for episode in found["episodes"]]
-    return samples
