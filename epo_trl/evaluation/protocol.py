@@ -13,33 +13,19 @@ from epo_trl.rollout.spec import INVALID_ACTIONS, SUCCESS_RULES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protocol:
-    """The settings under which a success rate is measured.
+    """The settings under which a success rate is measured."""
 
-    Args:
-        name: Name shown with every result.
-        max_turns: Turn limit of an episode; an episode that reaches it without success is a failure.
-        history_length: Number of past turns in a windowed prompt.
-        temperature: Sampling temperature; 0.0 is greedy decoding.
-        success_rule: One of `SUCCESS_RULES`.
-        invalid_action: `"pass"` sends an invalid action to the engine, `"skip"` does not.
-        context: `"windowed"` or `"concatenated"`.
-        env_options: Options passed to every `reset`: engine settings that affect the result.
-        few_shot: Label of the example episodes before the first prompt, see `FewShot.label`; `""` for none.
-        prompt_template: Prompt template that the protocol prescribes; `""` leaves it to the config.
-        description: Purpose, and comparable results. Not part of the settings.
-    """
-
-    name: str
-    max_turns: Count
-    history_length: CountOrZero
-    temperature: NonNegative
+    name: str  # shown with every result
+    max_turns: Count  # an episode that reaches it without success is a failure
+    history_length: CountOrZero  # past turns in a windowed prompt
+    temperature: NonNegative  # of sampling; 0.0 is greedy decoding
     success_rule: Annotated[str, OneOf(SUCCESS_RULES)] = "won"
-    invalid_action: Annotated[str, OneOf(INVALID_ACTIONS)] = "pass"
+    invalid_action: Annotated[str, OneOf(INVALID_ACTIONS)] = "pass"  # to the engine, or "skip"
     context: Annotated[str, OneOf(CONTEXTS)] = "windowed"
-    env_options: dict[str, Any] = field(default_factory=dict)
-    few_shot: str = ""
-    prompt_template: str = ""
-    description: str = field(default="", compare=False)
+    env_options: dict[str, Any] = field(default_factory=dict)  # of every `reset`, where they affect the result
+    few_shot: str = ""  # label of the example episodes before the first prompt, see `FewShot.label`
+    prompt_template: str = ""  # the template that the protocol prescribes; "" leaves it to the config
+    description: str = field(default="", compare=False)  # purpose, and comparable results; not part of the settings
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -70,35 +70,20 @@ class TypeCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalReport:
-    """The result of one evaluation. Aborted episodes count as failures and are shown among the stop reasons.
-
-    Args:
-        protocol: Evaluation protocol.
-        suite: Name of the task suite.
-        split: Name of the task list.
-        types: Counts by task type; `""` for episodes that were aborted before they began.
-        turns: Total number of turns.
-        invalid_turns: Number of turns with an invalid action.
-        stop_reasons: Number of episodes by the value of their `StopReason`.
-        seconds: Wall time of the evaluation.
-        wait_turns: Number of turns with the action `wait` or `wait1`.
-        score_sum: Sum of the environment's final scores, with negative ones as 0; `None` if there are no scores.
-        outcomes: Task id and success of each episode, in the order of the ids.
-        won_turns: Number of turns of each won episode, ascending; empty in reports of earlier versions.
-    """
+    """The result of one evaluation. Aborted episodes count as failures and are shown among the stop reasons."""
 
     protocol: Protocol
     suite: str
     split: str
-    types: dict[str, TypeCount]
+    types: dict[str, TypeCount]  # by task type; "" for episodes that were aborted before they began
     turns: int
-    invalid_turns: int
-    stop_reasons: dict[str, int]
-    seconds: float
-    wait_turns: int = 0
-    score_sum: float | None = None
-    outcomes: tuple[tuple[str, bool], ...] = ()
-    won_turns: tuple[int, ...] = ()
+    invalid_turns: int  # turns with an invalid action
+    stop_reasons: dict[str, int]  # number of episodes by the value of their `StopReason`
+    seconds: float  # wall time
+    wait_turns: int = 0  # turns with the action `wait` or `wait1`
+    score_sum: float | None = None  # of the final scores, with negative ones as 0; `None` if there are no scores
+    outcomes: tuple[tuple[str, bool], ...] = ()  # task id and success of each episode, in the order of the ids
+    won_turns: tuple[int, ...] = ()  # of each won episode, ascending; empty in reports of earlier versions
 
     @classmethod
     def from_episodes(

@@ -21,44 +21,28 @@ DIGITS = 3  # decimals of a stored entropy
 
 @dataclass(frozen=True, slots=True)
 class TurnTexts:
-    """The prompt, tokens and entropies of a turn.
+    """The prompt, tokens and entropies of a turn."""
 
-    Args:
-        prompt: Prompt of the policy, including control tokens; `""` if it was not stored.
-        tokens: Texts of the response tokens; empty if they were not stored.
-        entropy: Entropy of the sampling distribution of each token, in nats; empty if unknown.
-    """
-
-    prompt: str = ""
-    tokens: tuple[str, ...] = ()
-    entropy: tuple[float, ...] = ()
+    prompt: str = ""  # with control tokens; "" if it was not stored
+    tokens: tuple[str, ...] = ()  # of the response; empty if they were not stored
+    entropy: tuple[float, ...] = ()  # of each token's sampling distribution, in nats; empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A stored episode.
+    """A stored episode."""
 
-    Args:
-        episode: The episode, without token ids.
-        texts: Texts and entropies, one item per turn.
-        split: `"train"`, or the name of the evaluated list.
-        rl_step: RL step of the episode, from 1; 0 in an evaluation.
-        why: Reason for its selection, see `choose`.
-        group: Number of its group in the batch.
-    """
-
-    episode: Episode
-    texts: tuple[TurnTexts, ...]
-    split: str = "train"
-    rl_step: int = 0
-    why: str = ""
-    group: int = 0
+    episode: Episode  # without token ids
+    texts: tuple[TurnTexts, ...]  # of each turn
+    split: str = "train"  # or the name of the evaluated list
+    rl_step: int = 0  # from 1; 0 in an evaluation
+    why: str = ""  # reason for its selection, see `choose`
+    group: int = 0  # number of its group in the batch
 
     def with_entropy(self, values: Sequence[float]) -> Sample:
-        """Returns the sample with entropies added, or unchanged if their number is not the number of tokens.
+        """Returns the sample with entropies in nats, ordered by turn and token.
 
-        Args:
-            values: Entropies in nats, ordered by turn and token. All are dropped if one is not finite.
+        It is unchanged if their number is not the number of tokens, or one is not finite.
         """
         if len(values) != sum(len(text.tokens) for text in self.texts) or not all(map(math.isfinite, values)):
             return self
@@ -97,17 +81,11 @@ def sample_of(episode: Episode, texts: Sequence[TurnTexts] | None = None, **abou
 
 
 class Outcome(NamedTuple):
-    """The data of an episode that selection depends on.
+    """The data of an episode that selection depends on."""
 
-    Args:
-        reward: Total reward of the episode.
-        usable: Whether the episode is usable, see `Episode.is_usable`.
-        group: Number of the episode's group; members of a group play the same task.
-    """
-
-    reward: float
-    usable: bool
-    group: int = 0
+    reward: float  # in total
+    usable: bool  # see `Episode.is_usable`
+    group: int = 0  # number of the episode's group, whose members play the same task
 
 
 def choose(outcomes: Sequence[Outcome], count: int, draw: random.Random) -> dict[int, str]:
