@@ -37,8 +37,6 @@ EXIT_CODE = 128 + signal.SIGINT  # exit code that a shell reports after Ctrl-C
 STOPPING = "stopping: the run saves a checkpoint after this step; press Ctrl-C again to end it at once"
 INTERRUPTED = "interrupted; the same command resumes from what was saved"
 
-Main = Callable[[CommandLine], object]
-
 
 def run_command(name: str, argv: Sequence[str]) -> int:
     """Runs a command that is a recipe, with accelerate's options in several processes; returns its exit code."""
@@ -58,18 +56,16 @@ def run_recipe_file(command: str, **fixed: str) -> NoReturn:
 
 
 def run_recipe(
-    command: str, program: str, argv: Sequence[str], main: Main | None = None, fixed: Mapping[str, str] = NOTHING
+    command: str,
+    program: str,
+    argv: Sequence[str],
+    main: Callable[[CommandLine], object] | None = None,
+    fixed: Mapping[str, str] = NOTHING,
 ) -> int:
-    """Runs the `main` of a recipe and returns its exit code. Without arguments it only lists configs, or its options.
+    """Runs a recipe and returns its exit code. Without arguments it only lists the command's configs, or its options.
 
-    `--check FILE ...` only checks these configs, and `--check` after other options only checks these.
-
-    Args:
-        command: Command whose configs the recipe reads, and by default its `main`.
-        program: Name in messages.
-        argv: Command line without the program.
-        main: Function that parses the options and runs the recipe.
-        fixed: See `read_command_line`.
+    `--check FILE ...` only checks these configs, and `--check` after other options only checks these. The recipe's
+    `main` is by default that of the command; messages begin with `program`; for `fixed` see `read_command_line`.
     """
     if not argv and list_configs(command):
         say(overview(program, command, fixed))
