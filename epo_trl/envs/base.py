@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import Field, astuple, dataclass, fields, is_dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from epo_trl.errors import EpoTrlError
@@ -202,7 +203,7 @@ class TaskSuite(ABC):
     # and a time limit.
     instant: bool = False
 
-    @property
+    @cached_property
     def settings(self) -> Mapping[str, Any]:
         """Settings that decide which games are played, for checkpoints and model cards.
 
@@ -210,16 +211,10 @@ class TaskSuite(ABC):
         made in Python has its public fields (see `is_setting`), other suites have none. Left out are values that JSON
         cannot hold, and those of more than 1,000 characters, which belong in `content`.
         """
-        if "settings" in vars(self):  # `build_suite` has set them, also on a frozen dataclass
-            return vars(self)["settings"]
         if not is_dataclass(self):
             return {}
         names = [f.name for f in fields(self) if f.init and not f.name.startswith("_") and is_setting(f, self)]
         return {name: value for name in names if _is_short_json(value := getattr(self, name))}
-
-    @settings.setter
-    def settings(self, settings: Mapping[str, Any]) -> None:
-        vars(self)["settings"] = settings
 
     @abstractmethod
     def task_ids(self, split: str) -> Sequence[str]:
