@@ -36,12 +36,7 @@ class ToolCalls:
         if not supports_tool_calling(tokenizer):
             raise ChatTemplateError("action_format: expected 'tags': the chat template shows no tool calls and results")
         if getattr(tokenizer, "response_template", None) is None:
-            try:
-                add_response_schema(tokenizer)
-            except ValueError as error:
-                raise ChatTemplateError(
-                    "action_format: expected 'tags', or a `tokenizer.response_template`: TRL knows none for this model"
-                ) from error
+            add_response_schema(tokenizer)
         self.tokenizer = tokenizer
         self.schemas = [get_json_schema(tool) for tool in tools]
         self._can_answer = any(schema["function"]["name"] == FINAL_ANSWER for schema in self.schemas)
