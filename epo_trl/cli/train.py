@@ -59,16 +59,14 @@ def check_start(model: str | None, start: StartArguments, config: Path | None) -
     warm_start = find_warm_start(config) if config else None
     folder = read_yaml(warm_start, "--config").get("output_dir") if warm_start else None
     make_it = f"make it with: epo-trl sft --config {config_name(warm_start) if warm_start else 'FILE'}"
+    expected = f"model_name_or_path: expected the folder of a warm start, got {model!r}"
     if tiny_size(model):
         raise InputError(
-            f"model_name_or_path: expected the folder of a warm start, got {model!r}, random weights that never "
-            f"succeed, so RL teaches them nothing; {make_it}, then add --model_name_or_path {folder or 'FOLDER'}; to "
-            "debug with random weights, add --from_scratch"
+            f"{expected}, random weights that never succeed, so RL teaches them nothing; {make_it}, then add "
+            f"--model_name_or_path {folder or 'FOLDER'}; to debug with random weights, add --from_scratch"
         )
     if model == folder:
-        raise InputError(
-            f"model_name_or_path: expected the folder of a warm start, got {model!r}, which does not exist; {make_it}"
-        )
+        raise InputError(f"{expected}, which does not exist; {make_it}")
 
 
 def train(
