@@ -11,7 +11,7 @@ from trainer_kit import make_config, make_episodes, make_model, make_trainer, se
 
 from epo_trl.methods import Comm
 from epo_trl.trainers.monitoring.episode_samples import UNFINISHED, EpisodeSamples, token_pieces
-from epo_trl.watch.sample import MAX_CHARS, Outcome, TurnTexts, choose, read_samples, sample_of, write_samples
+from epo_trl.watch.sample import Outcome, TurnTexts, choose, read_samples, sample_of, write_samples
 from epo_trl.watch.source import find_samples, sample_file
 
 # ------------------------------------------------------------------------------------------------------------- choice
@@ -159,13 +159,9 @@ def test_an_aborted_episode_is_kept_with_its_error_and_without_entropy(tmp_path)
 # -------------------------------------------------------------------------------------------------------------- files
 
 
-def test_what_is_written_is_what_is_read_and_long_texts_lose_their_middle(tmp_path):
+def test_what_is_written_is_what_is_read(tmp_path):
     episode = settle_by_task(make_episodes())[2].without_tokens()
     texts = [TurnTexts("prompt\n\u2028", ("a", "\ud800"), (0.25, 1.0)) for _ in episode.turns]
     sample = sample_of(episode, texts, rl_step=3, why="worst", group=1)
-    long = sample_of(episode, [TurnTexts("<" + MAX_CHARS * "x" + ">")] * len(texts), split="iid")
-    write_samples(tmp_path / "new" / "file.jsonl", [sample.to_dict(), long.to_dict()])
-    one, other = read_samples(tmp_path / "new" / "file.jsonl")
-    assert one == sample
-    assert other.texts[0].prompt.startswith("<xxx") and other.texts[0].prompt.endswith("xxx>")
-    assert "[... 2 characters left out ...]" in other.texts[0].prompt
+    write_samples(tmp_path / "new" / "file.jsonl", [sample.to_dict()])
+    assert read_samples(tmp_path / "new" / "file.jsonl") == [sample]

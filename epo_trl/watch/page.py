@@ -19,7 +19,7 @@ from typing import Any
 
 from epo_trl.errors import spelled
 from epo_trl.types import Episode, StopReason
-from epo_trl.watch.sample import Sample, map_texts
+from epo_trl.watch.sample import Sample
 
 Entry = dict[str, Any]
 
@@ -63,7 +63,10 @@ def fitting(entries: Mapping[int, Entry], max_bytes: int) -> tuple[dict[int, Ent
     """Reduces the entries, by number, to `max_bytes` of JSON; returns them with a note about omitted content."""
     if sum(len(embedded(entry)) for entry in entries.values()) <= max_bytes:
         return dict(entries), ""
-    shortened = {number: _without_prompts(entry) for number, entry in entries.items()}
+    shortened = {
+        number: entry | {"turns": [turn | {"prompt": ""} if i else turn for i, turn in enumerate(entry["turns"])]}
+        for number, entry in entries.items()
+    }
     totals = itertools.accumulate(len(embedded(entry)) for entry in shortened.values())
     fit = {number: shortened[number] for number, total in zip(shortened, totals, strict=True) if total <= max_bytes}
     fit = fit or dict(list(shortened.items())[:1])
@@ -86,11 +89,6 @@ def colour_limit(samples: Sequence[Sample]) -> float:
     return max(0.5, math.ceil(10 * high) / 10)
 
 
-def _without_prompts(entry: Entry) -> Entry:
-    first, *rest = entry["turns"] or [None]
-    return entry | {"turns": [first, *(turn | {"prompt": ""} for turn in rest)] if first else []}
-
-
 def _shown(sample: Sample, number: int) -> Entry:
     """Returns the sample in the format of the script."""
     content = sample.to_dict()
@@ -105,7 +103,16 @@ def _shown(sample: Sample, number: int) -> Entry:
         "turns": turns,
         **{name: content[name] for name in names},
     }  # fmt: skip
-    return map_texts(spelled, found)
+    return _spelled(found)
+
+
+def _spelled(value: Any) -> Any:
+    """Escapes each text in a JSON value."""
+    if isinstance(value, str):
+        return spelled(value)
+    if isinstance(value, dict):
+        return {name: _spelled(inner) for name, inner in value.items()}
+    return [_spelled(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _summary(samples: Sequence[Sample]) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from epo_trl.errors import InputError
 from epo_trl.runs.state_file import write_atomically
 from epo_trl.types import Episode
 
-MAX_CHARS = 20_000  # length limit of one text
 DIGITS = 3  # decimals of a stored entropy
 
 
@@ -54,7 +53,7 @@ class Sample:
         return replace(self, texts=tuple(texts))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the sample as JSON values; long texts are shortened, with a note in them."""
+        """Returns the sample as JSON values."""
         content: dict[str, Any] = asdict(self.episode.without_tokens())
         del content["final_info"]
         for turn, text in zip(content["turns"], self.texts, strict=True):
@@ -62,7 +61,7 @@ class Sample:
                 del turn[ids]
             turn |= {"prompt": text.prompt, "tokens": list(text.tokens), "entropy": list(text.entropy)}
         own = {"split": self.split, "rl_step": self.rl_step, "why": self.why, "group": self.group}
-        return own | map_texts(_cut, content)
+        return own | content
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
@@ -134,20 +133,3 @@ def read_samples(path: str | os.PathLike[str]) -> list[Sample]:
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{os.fspath(path)}, line {number}, is not an episode ({error!r})") from error
     return samples
-
-
-def map_texts(function: Callable[[str], str], value: Any) -> Any:
-    """Applies a function to each text in a JSON value; tuples become lists."""
-    if isinstance(value, str):
-        return function(value)
-    if isinstance(value, dict):
-        return {name: map_texts(function, inner) for name, inner in value.items()}
-    return [map_texts(function, inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _cut(text: str) -> str:
-    """Replaces the middle of a long text by a note."""
-    if len(text) <= MAX_CHARS:
-        return text
-    half = MAX_CHARS // 2
-    return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
