@@ -7,7 +7,7 @@ import pytest
 
 from epo_trl.errors import InputError
 from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol, register_protocol, wilson_interval
-from epo_trl.evaluation.paired import PairedOutcomes, compare, read_reports
+from epo_trl.evaluation.paired import compare, mcnemar, paired_outcomes, read_reports
 from epo_trl.evaluation.protocol import protocol_names
 from epo_trl.evaluation.report import LOWER_IS_BETTER
 from epo_trl.types import Episode, StopReason, Turn
@@ -199,13 +199,11 @@ FIRST, SECOND = "1" + "0" * 7 + "11" + "0", "0" + "1" * 7 + "11" + "0"
 def test_mcnemar_equals_a_hand_number_and_scipy():
     from scipy.stats import binomtest
 
-    counts = PairedOutcomes.of(played(FIRST), played(SECOND))
-    assert (counts.both, counts.only_first, counts.only_second, counts.neither) == (2, 1, 7, 1)
-    assert counts.p_value == 18 / 256
+    assert paired_outcomes(played(FIRST), played(SECOND)) == (2, 1, 7, 1) and mcnemar(1, 7) == 18 / 256
     for only_first, only_second in [(0, 0), (0, 1), (3, 3), (12, 4), (0, 40)]:
         flips = only_first + only_second
         expected = binomtest(only_first, flips).pvalue if flips else 1.0
-        assert PairedOutcomes(5, only_first, only_second, 5).p_value == pytest.approx(expected)
+        assert mcnemar(only_first, only_second) == pytest.approx(expected)
 
 
 def test_a_comparison_under_two_protocols_names_both():
@@ -229,7 +227,7 @@ def test_a_task_that_a_list_repeats_is_paired_in_the_order_of_play():
         )
         for wins in ((True, False), (False, True))
     )  # fmt: skip
-    assert PairedOutcomes.of(one, other) == PairedOutcomes(0, 1, 1, 0)
+    assert paired_outcomes(one, other) == (0, 1, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,16 @@ from epo_trl.errors import InputError, changed_settings
 from epo_trl.evaluation.report import EvalReport
 
 
-@dataclass(frozen=True, slots=True)
-class PairedOutcomes:
-    """Numbers of games that both policies won, only one of them, or neither."""
+def paired_outcomes(first: EvalReport, second: EvalReport) -> tuple[int, ...]:
+    """Counts the games that both policies won, only the first, only the second, and neither."""
+    won = [(a, b) for (_, a), (_, b) in zip(first.outcomes, second.outcomes, strict=True)]
+    return tuple(won.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False)))
 
-    both: int
-    only_first: int
-    only_second: int
-    neither: int
 
-    @property
-    def p_value(self) -> float:
-        """Two-sided p-value of McNemar's exact test (Q. McNemar, Psychometrika 12, 1947): are the flips fair?"""
-        flips, fewer = self.only_first + self.only_second, min(self.only_first, self.only_second)
-        return min(1.0, 2 * sum(comb(flips, wins) for wins in range(fewer + 1)) / 2**flips)
-
-    @classmethod
-    def of(cls, first: EvalReport, second: EvalReport) -> PairedOutcomes:
-        """Counts the outcomes of two reports on the same games."""
-        won = [(a, b) for (_, a), (_, b) in zip(first.outcomes, second.outcomes, strict=True)]
-        return cls(*(won.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Returns the two-sided p-value of McNemar's exact test (Q. McNemar, Psychometrika 12, 1947): are flips fair?"""
+    flips, fewer = only_first + only_second, min(only_first, only_second)
+    return min(1.0, 2 * sum(comb(flips, wins) for wins in range(fewer + 1)) / 2**flips)
 
 
 def read_reports(
@@ -78,9 +67,9 @@ def compare(reports: list[EvalReport], others: dict[str, EvalReport], name: str)
         if report.protocol != other.protocol:
             differ = f"; protocol {report.protocol.name}, that of the other {other.protocol.name}: "
             differ += ", ".join(changed_settings(other.protocol.rules(), report.protocol.rules()))
-        counts = PairedOutcomes.of(report, other)
+        both, this, that, neither = paired_outcomes(report, other)
         lines.append(
-            f"{report.split} against {name}: both won {counts.both}, only this {counts.only_first}, only the other "
-            f"{counts.only_second}, neither {counts.neither}; McNemar's exact test, p = {counts.p_value:.3g}{differ}"
+            f"{report.split} against {name}: both won {both}, only this {this}, only the other {that}, neither "
+            f"{neither}; McNemar's exact test, p = {mcnemar(this, that):.3g}{differ}"
         )
     return "\n".join(lines)
