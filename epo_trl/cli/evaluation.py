@@ -142,8 +142,7 @@ def load_player(
 ) -> tuple[Any, ContextBuilder]:
     """Loads the policy and creates the builder of its prompts; `max_length` is a limit in tokens below the model's.
 
-    Raises:
-        InputError: If a windowed prompt and its response can exceed the model's maximum sequence length.
+    It is an `InputError` if a windowed prompt and its response can exceed the model's maximum sequence length.
     """
     policy, tokenizer, limit = load(suite, args, model_args, protocol)
     longest = min((each for each in (limit, max_length) if each), default=None)
@@ -170,11 +169,7 @@ class Evaluation:
     samples: list[Sample] = field(default_factory=list)
 
     def report(self, split: str, task_ids: list[str]) -> EvalReport:
-        """Evaluates a list and returns its report. Collective: every process has to call it.
-
-        Raises:
-            TooManyAborted: If more than `MAX_ABORTED_SHARE` of the episodes were aborted.
-        """
+        """Evaluates a list and returns its report; `TooManyAborted` above `MAX_ABORTED_SHARE`. Collective."""
         state = PartialState()
         with progress_bar(len(task_ids), split) as bar:
             parts = self._play(split, task_ids, bar)

@@ -58,10 +58,7 @@ def demonstrations(
     """Plays the expert and returns its successes, or with `keep_lost` all finished episodes, as `training_examples`.
 
     `seed` is that of the expert and of the prompt tokens that become labels; `end_ids` end a response of the policy, by
-    default the tokenizer's end of sequence.
-
-    Raises:
-        InputError: If there is no demonstration.
+    default the tokenizer's end of sequence. Without a demonstration it raises `InputError`.
     """
     shots = few_shot_of(args, suite)
     context = args.build_context(suite, tokenizer, shots, args.context, args.history_length, end_ids=end_ids)

@@ -105,10 +105,7 @@ def overview(program: str, command: str, fixed: Mapping[str, str]) -> str:
 def saving_at_ctrl_c(program: str) -> Iterator[None]:
     """Treats the first Ctrl-C in the block as SIGTERM, so that training saves a checkpoint; the second ends it at once.
 
-    In a notebook or another program Ctrl-C raises KeyboardInterrupt as usual.
-
-    Raises:
-        SystemExit: With code 130, if Ctrl-C ended the block.
+    The exit code is then 130. In a notebook or another program Ctrl-C raises KeyboardInterrupt as usual.
     """
     pressed = False
 
@@ -157,10 +154,6 @@ def _launch(options: dict[str, str], name: str, argv: Sequence[str]) -> int:
     """Runs `accelerate launch` and returns the exit code of the first process that failed, which printed its error.
 
     With one process it does not return, see `_become_only_process`.
-
-    Raises:
-        InputError: If the command line is invalid.
-        OSError: If there is no such config of accelerate.
     """
     read_command_line(argv)  # one error message, not one per process
     if config := options.pop("accelerate_config", ""):
@@ -196,8 +189,7 @@ def _pass_on(number: int, _: Any) -> None:
 def _become_only_process(args: Any) -> NoReturn:
     """Replaces this process by the only process of a run: signals reach the run, and its exit code is the command's.
 
-    Raises:
-        InputError: If several are wanted, which accelerate starts with MPI or for several GPUs, and else ignores.
+    Several are an error: accelerate starts them with MPI or for several GPUs, and else ignores the number.
     """
     wanted = max(args.num_processes or 1, args.num_machines or 1)
     if wanted > 1 and args.mpirun_hostfile is None:

@@ -65,12 +65,7 @@ class WorkerProcess:
         self._pipe.send((sys.path, os.environ.get("PYTHONPATH"), suite))
 
     def ask(self, seat: int, what: str, arguments: tuple[Any, ...], seconds: float) -> Any:
-        """Sends a request and returns its answer.
-
-        Raises:
-            EnvError: If the environment raised it.
-            WorkerLost: If the process died, or hung and was killed.
-        """
+        """Sends a request and returns its answer, or raises the environment's error or `WorkerLost`."""
         seconds, self._seconds_to_start = seconds + self._seconds_to_start, 0.0
         answer = b""
         try:
@@ -196,10 +191,7 @@ class PooledEnv(AsyncTextEnv):
     def close(self) -> None:
         """Closes the environment and, with a worker's last one, stops the process. May be called twice.
 
-        Waits for the environment's own `close()`, unless the process is at work: it may hang.
-
-        Raises:
-            EnvError: If the environment's `close()` raised an exception.
+        Waits for the environment's own `close()`, and raises its error, unless the process is at work: it may hang.
         """
         if not self._free.detach():
             return

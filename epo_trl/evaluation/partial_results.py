@@ -18,20 +18,14 @@ class PartialResults:
     """The finished parts of an evaluation, one file each, in the folder `<output>.parts`.
 
     Each file is complete or absent, even if the process is killed. Several processes may share the folder if each part
-    is written by only one of them. Episodes with other settings are never reused.
-
-    Attributes:
-        finished: Content written by `finish`; `None` if the evaluation had not ended.
-
-    Raises:
-        InputError: If the output or a part was made with other settings.
+    is written by only one of them. An output or a part that was made with other settings is an `InputError`.
     """
 
     def __init__(self, output: Path, settings: Mapping[str, Any]):
         self.output = output
         self.folder = self.output.with_name(f"{self.output.name}.parts")
         self.settings = json.loads(json.dumps(settings))
-        self.finished = self._read(self.output)
+        self.finished = self._read(self.output)  # what `finish` has written, or `None`
         self._parts = {file.stem: self._read(file) for file in self.folder.glob("*.json")}
 
     def read(self, part: str) -> tuple[list[Episode], float] | None:

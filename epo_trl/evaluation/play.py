@@ -55,12 +55,9 @@ def protocol_settings(protocol: Protocol, *, require_think: bool = True) -> Roll
 
 
 def check_first_task(env: TextEnv, task_id: str, seed: int, context: ContextBuilder, protocol: Protocol) -> None:
-    """Checks before the evaluation that the first task starts and supports the protocol.
+    """Checks before the evaluation that the first task starts, and that contract, template and limits fit it.
 
-    Raises:
-        EnvError: If the environment does not start, or `info` lacks a field that the contract requires.
-        TemplateError: If the template uses a field that the environment does not provide.
-        InputError: If the first prompt does not fit.
+    What does not is an `EnvError`, a `TemplateError` or an `InputError`.
     """
     observation, info = checked_reset(env, task_id, seed, protocol.env_options)
     checked_step(env, "?", task_id, info)  # any text is allowed as action
