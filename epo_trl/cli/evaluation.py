@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,13 +19,15 @@ from trl import ModelConfig
 from epo_trl.bounds import Count, CountOrZero, OneOf, option
 from epo_trl.cli.base import progress_bar, say
 from epo_trl.cli.options import CommandLine, parse_options
-from epo_trl.envs import TaskSuite
+from epo_trl.envs import Expert, TaskSuite
 from epo_trl.evaluation import EvalReport, Protocol, format_table, get_protocol
 from epo_trl.evaluation.paired import compare, read_reports
 from epo_trl.evaluation.partial_results import PartialResults
 from epo_trl.evaluation.play import (
+    RandomPlayer,
     check_first_task,
     play_chunks,
+    play_scripted,
     protocol_context,
     protocol_settings,
     sampled_tasks,
@@ -48,6 +50,7 @@ from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import Sample, choose_samples, write_samples
 from epo_trl.watch.source import evaluation_file
 
+MODEL, EXPERT, RANDOM = PLAYERS = "model", "expert", "random"
 BACKENDS = ("transformers", "vllm")
 MAX_ABORTED_SHARE = 0.5  # of a list's episodes; above it there is no report
 
@@ -56,6 +59,9 @@ MAX_ABORTED_SHARE = 0.5  # of a list's episodes; above it there is no report
 class EvaluationArguments(ResponseArguments, ProtocolArguments):
     """Settings of an evaluation."""
 
+    player: Annotated[str, OneOf(PLAYERS)] = option(
+        MODEL, "'model', 'expert' (the environment's own), or 'random': any admissible action, each as likely."
+    )
     splits: list[str] = option(lambda: ["iid", "ood"], "Task lists to evaluate.")
     parallel: Count = option(64, "Number of episodes played in parallel.")
     max_episodes: Count | None = option(None, "Evaluate on a fixed random sample of N tasks of each list.")
@@ -81,7 +87,7 @@ def load_protocol(args: EvaluationArguments, suite: TaskSuite) -> Protocol:
 
 # Options that do not affect the results, are part of the protocol, or name a folder whose contents are compared.
 NOT_SETTINGS = {one.name for kind in (ProtocolArguments, FewShotArguments) for one in fields(kind)}
-NOT_SETTINGS |= {"compare_to", "output", "show_episodes", "keep_episodes", "prompt_template"}
+NOT_SETTINGS |= {"compare_to", "output", "show_episodes", "keep_episodes", "prompt_template", "player"}
 NOT_SETTINGS |= {"trust_remote_code", "vllm_gpu_memory_utilization"}
 
 
@@ -97,7 +103,7 @@ def result_settings(
         **game_settings(suite, lists),
         "template": content_digest(asdict(PromptTemplate.load(args.template_for(suite))) | {"name": ""}),
         "model": loading,
-        "weights": what_model(model_args.model_name_or_path or ""),
+        "weights": what_model(model_args.model_name_or_path or "") if args.player == MODEL else args.player,
         "processes": PartialState().num_processes,
     }
 
@@ -164,8 +170,8 @@ class Evaluation:
     args: EvaluationArguments
     protocol: Protocol
     partial: PartialResults | None
-    policy: Any
-    context: ContextBuilder
+    policy: Any = None  # without one, the player of `args` plays
+    context: ContextBuilder | None = None
     samples: list[Sample] = field(default_factory=list)
 
     def report(self, split: str, task_ids: list[str]) -> EvalReport:
@@ -203,9 +209,10 @@ class Evaluation:
         done = {number: played for number in mine if partial and (played := partial.read(f"{split}-{number}"))}
         bar.update(sum(len(episodes) for episodes, _ in done.values()))
         to_play = [number for number in mine if number not in done]
+        at_once = isinstance(self.policy, Engine)  # plays all parts at once, each episode with seeds of its own
 
         def seeded(i: int) -> Any:
-            if isinstance(self.policy, Engine):  # plays all parts at once, each episode with seeds of its own
+            if at_once:
                 seed = random.Random(f"{args.seed} {split}").randrange(2**62)
                 return self.policy.seeded(seed, [place for number in to_play for place in places[number]])
             # The seed depends on the part only, so a part is reproducible whatever ran before it, in any process.
@@ -213,9 +220,12 @@ class Evaluation:
 
         chunks = [[task_ids[place] for place in places[number]] for number in to_play]
         settings = protocol_settings(self.protocol, require_think=args.require_think)
-        playing = play_chunks(
-            self.suite, chunks, seeded, self.context, settings, seed=args.seed, on_finished=bar.update
-        )
+        common: Any = {"seed": args.seed, "on_finished": bar.update}
+        if self.context is not None:
+            playing = play_chunks(self.suite, chunks, seeded, self.context, settings, **common)
+        else:
+            make_player: Callable[[int], Expert] = self.suite.make_expert if args.player == EXPERT else RandomPlayer
+            playing = play_scripted(self.suite, chunks, make_player, settings, **common)
         for number, (episodes, seconds) in zip(to_play, playing, strict=True):
             done[number] = episodes, seconds
             if partial and not any(episode.stop is StopReason.ABORTED for episode in episodes):  # those are replayed
@@ -247,15 +257,18 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
             reports = [EvalReport.from_dict(report) for report in partial.finished["reports"]]
             note = f"{args.output} is finished; nothing was played"
         else:
-            policy, context = load_player(suite, args, model_args, protocol, shots)
-            with contextlib.closing(suite.make_env()) as env:
-                check_first_task(env, next(iter(lists.values()))[0], args.seed, context, protocol)
-            evaluation = Evaluation(suite, args, protocol, partial, policy, context)
+            evaluation = Evaluation(suite, args, protocol, partial)
+            if args.player == MODEL:
+                evaluation.policy, evaluation.context = load_player(suite, args, model_args, protocol, shots)
+                with contextlib.closing(suite.make_env()) as env:
+                    check_first_task(env, next(iter(lists.values()))[0], args.seed, evaluation.context, protocol)
             reports = [evaluation.report(split, task_ids) for split, task_ids in lists.items()]
             if partial is not None and state.is_main_process:
                 write_samples(evaluation_file(partial.output), [sample.to_dict() for sample in evaluation.samples])
-                found = {"model": model_args.model_name_or_path, "reports": [report.to_dict() for report in reports]}
-                partial.finish(found | {"examples": context.template.shown(shots.examples)})
+                model = model_args.model_name_or_path if args.player == MODEL else args.player
+                shown = evaluation.context.template.shown(shots.examples) if evaluation.context else ""
+                reported = [report.to_dict() for report in reports]
+                partial.finish({"model": model, "reports": reported, "examples": shown})
     if state.is_main_process:
         say(format_table(reports))
         if note:
@@ -268,7 +281,8 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
 def main(line: CommandLine) -> None:
     """Parses the options and evaluates."""
     suite, args, model_args = parse_options(line, EvaluationArguments, ModelConfig)
-    check_model_name(model_args.model_name_or_path)
+    if args.player == MODEL:
+        check_model_name(model_args.model_name_or_path)
     evaluate(suite, args, model_args)
     PartialState().wait_for_everyone()
     if torch.distributed.is_initialized():

@@ -55,7 +55,7 @@ def check_text_env(
         player: Chooses an action from an info and a random generator. By default it draws one of the admissible
             actions; an environment that lists none needs a player.
     """
-    player = player or _any_listed
+    player = player or any_listed
     _check_bad_calls(env)
     traces = {}
     for task_id in task_ids:
@@ -92,11 +92,12 @@ def _require_refusal(call: Callable[[], Any], wrong: str, fix: str) -> None:
     require(False, wrong, fix)
 
 
-def _any_listed(info: Info, rng: random.Random) -> str:
+def any_listed(info: Info, rng: random.Random) -> str:
+    """Chooses one of the admissible actions; raises `EnvCheckError` if the environment lists none."""
     require(
         info["admissible_actions"] is not None,
         "the environment lists no actions for the random player to choose from",
-        "pass a player: check_text_env(..., player=lambda info, rng: <an action>)",
+        "set its option that lists them, or pass check_text_env(..., player=lambda info, rng: <an action>)",
     )
     return rng.choice(info["admissible_actions"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import time
@@ -11,14 +12,15 @@ from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 from epo_trl.bounds import copy_options
-from epo_trl.envs.base import TaskSuite, TextEnv
+from epo_trl.envs.base import Expert, Info, TaskSuite, TextEnv
 from epo_trl.envs.border import close_all
-from epo_trl.envs.checker import checked_reset, checked_step
+from epo_trl.envs.checker import any_listed, checked_reset, checked_step
 from epo_trl.errors import InputError
 from epo_trl.evaluation.protocol import Protocol
 from epo_trl.rollout import ContextBuilder, Engine, RolloutSettings, finished_episodes
 from epo_trl.rollout.context import TurnView
 from epo_trl.rollout.loop import Generate
+from epo_trl.rollout.running_episode import RunningEpisode
 from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.rollout.templates import FewShot
 from epo_trl.types import Episode
@@ -134,3 +136,45 @@ def _in_chunks(
             end = ends.pop(0)
             yield [finished.pop(i) for i in range(first, end)], time.perf_counter() - start
             first, start = end, time.perf_counter()
+
+
+class RandomPlayer(Expert):
+    """Chooses among the admissible actions, each with the same probability."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+
+    def act(self, observation: str, info: Info) -> tuple[str, str]:
+        """Returns an empty thought and the action."""
+        return "", any_listed(info, self._chance)
+
+
+def play_scripted(
+    suite: TaskSuite,
+    chunks: Sequence[Sequence[str]],
+    make_player: Callable[[int], Expert],
+    settings: RolloutSettings,
+    *,
+    seed: int = 0,
+    on_finished: Callable[[int], None] = lambda count: None,
+) -> Iterator[tuple[list[Episode], float]]:
+    """Yields the episodes of each chunk as `play_chunks` does, played one after the other by an expert.
+
+    The argument of `make_player` is the seed of a new player for each episode. It depends on `seed` and the task only.
+    """
+    with contextlib.closing(suite.make_env()) as env:
+        for chunk in chunks:
+            episodes, start = [], time.perf_counter()
+            for task_id in chunk:
+                own = random.Random(f"{seed} {task_id}").randrange(2**31)
+                player, episode = make_player(own), RunningEpisode(task_id, seed, env, settings)
+                with episode.aborted_by_errors():
+                    episode.start()
+                    env.reseed(own)
+                    player.reset(episode.observation, episode.info)
+                    while episode.stop is None:
+                        thought, action = player.act(episode.observation, episode.info)
+                        episode.act(action, thought=thought, verbatim=True)
+                episodes.append(episode.to_episode())
+                on_finished(1)
+            yield episodes, time.perf_counter() - start
