@@ -88,10 +88,8 @@ def expert_episodes(
     played = left_out = 0
     with contextlib.closing(suite.make_env()) as env:
         for task_id, seed in tasks:
-            observation, info = checked_reset(env, task_id, seed)
-            context.template.check(info)
-            start = observation, info
-            turns, won, ended = play_expert(suite, env, start, seed, max_turns, mistake_rate, thoughts=thoughts)
+            turns, won, ended = play_expert(suite, env, task_id, seed, max_turns, mistake_rate, thoughts=thoughts)
+            context.template.check(turns[0].view.info)
             on_episode(won)
             if won or (keep_lost and ended):
                 encoded = _encode(turns, context, ANSWER if thoughts else ACTION)
@@ -108,18 +106,17 @@ def expert_episodes(
 def play_expert(
     suite: TaskSuite,
     env: TextEnv,
-    start: tuple[str, Info],
+    task_id: str,
     seed: int,
     max_turns: int,
     mistake_rate: float = 0.0,
     *,
     thoughts: bool = True,
+    env_options: Mapping[str, Any] | None = None,
 ) -> tuple[list[ExpertTurn], bool, bool]:
-    """Plays the expert from the `start` that `env.reset` returned; see `expert_episodes`.
-
-    Returns its turns, whether it won, and whether the game ended.
-    """
-    episode = RunningEpisode("", seed, env, RolloutSettings(max_turns=max_turns), *checked_answer(*start))
+    """Plays the expert; see `expert_episodes`. Returns its turns, whether it won, and whether the game ended."""
+    start = checked_answer(*checked_reset(env, task_id, seed, env_options))
+    episode = RunningEpisode(task_id, seed, env, RolloutSettings(max_turns=max_turns), *start)
     env.reseed(seed)
     expert = suite.make_expert(seed)
     expert.reset(episode.observation, episode.info)
@@ -153,11 +150,10 @@ def few_shot_of(options: FewShotArguments, suite: TaskSuite, env_options: Mappin
     with contextlib.closing(suite.make_env()) as env:
         for task_id in ids:
             own = chance.randrange(2**31)
-            start = checked_reset(env, task_id, own, env_options)
-            turns, won, _ = play_expert(suite, env, start, own, options.few_shot_turns)
+            turns, won, _ = play_expert(suite, env, task_id, own, options.few_shot_turns, env_options=env_options)
             if won:
                 past = (PastTurn(turn.view.observation, turn.action, squeeze(turn.thought)) for turn in turns)
-                found.append(Example(str(start[1]["task"]), tuple(past)))
+                found.append(Example(turns[0].view.info["task"], tuple(past)))
             if len(found) == count:
                 return FewShot(tuple(found))
     raise InputError(
