@@ -31,13 +31,6 @@ processes: --accelerate_config NAME_OR_FILE, --num_processes, --num_machines, --
 
 
 @dataclass
-class EnvironmentArguments:
-    """Environment of the tasks."""
-
-    environment: str = option("", f"One of {', '.join(ENVIRONMENTS)}, or 'module:Class'.")
-
-
-@dataclass
 class AlgorithmArguments:
     """Training algorithm."""
 
@@ -105,10 +98,10 @@ def parse_options(line: CommandLine, *types: type) -> tuple[Any, ...]:
         found = parser.parse_args_into_dataclasses(parser.words, look_for_args_file=False)
     except (ValueError, OSError) as error:  # of a dataclass that rejects a value, or cannot read the file that it names
         raise InputError(str(error)) from error
-    suite = build_suite(found[1])
+    suite = build_suite(found[0])
     if line.check_only:
         raise ConfigIsValid
-    return suite, *found[2 : 2 + len(types)]
+    return suite, *found[1 : 1 + len(types)]
 
 
 def read_settings(line: CommandLine, *types: type) -> dict[str, Any]:
@@ -136,12 +129,14 @@ class RecipeParser(TrlParser):
         if line.environment or {*HELP, HELP_ALL}.isdisjoint(line.options):
             settings = [environment_arguments(line.environment, line.config.parent if line.config else None)]
         super().__init__(
-            (EnvironmentArguments, *settings, *types),
+            (*settings, *types),
             prog=line.program,
             allow_abbrev=False,
             usage="%(prog)s --config FILE [--option value ...]",
             epilog=EPILOG,
         )
+        known = f"One of {', '.join(ENVIRONMENTS)}, or 'module:Class'."
+        self.add_argument("--environment", default="", help=known)
         whole = {name: value for name, value in line.values.items() if isinstance(value, list | dict | None)}
         unknown = self.set_defaults_with_config(**whole)
         typed = (f"--{name}={value}" for name, value in line.values.items() if name not in whole)
