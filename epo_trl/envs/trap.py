@@ -110,30 +110,22 @@ class Trap(TextEnv):
         }  # fmt: skip
 
 
-class Habit(Expert):
-    """The demonstrator of the warm start: it prefers the hatch in the first room and takes random doors otherwise.
+class Walker(Expert):
+    """The demonstrator of the warm start: it goes the way, or prefers the hatch and takes random doors otherwise.
 
-    `liking` is the logit of the hatch in the first room, where every other door has 0.
+    `liking` is the logit of the hatch in the first room, where every other door has 0; `None` goes the way.
     """
 
-    def __init__(self, doors: int, liking: float, seed: int) -> None:
+    def __init__(self, doors: int, liking: float | None, seed: int) -> None:
         self.doors, self.liking, self.random = doors, liking, random.Random(f"habit {seed}")
 
     def act(self, observation: str, info: Info) -> tuple[str, str]:
         """Returns `(thought, action)` with an empty thought."""
-        weights = [1.0] * self.doors + [math.exp(self.liking) if info["place"] == "room 1" else 1.0]
+        room = int(info["place"].removeprefix("room "))
+        if self.liking is None:
+            return "", go_through(door_on(room, self.doors))
+        weights = [1.0] * self.doors + [math.exp(self.liking) if room == 1 else 1.0]
         return "", go_through(self.random.choices((*COLOURS[: self.doors], HATCH), weights)[0])
-
-
-class Guide(Expert):
-    """An expert that goes the way."""
-
-    def __init__(self, doors: int) -> None:
-        self.doors = doors
-
-    def act(self, observation: str, info: Info) -> tuple[str, str]:
-        """Returns `(thought, action)` with an empty thought."""
-        return "", go_through(door_on(int(info["place"].removeprefix("room ")), self.doors))
 
 
 @dataclass(eq=False)
@@ -170,6 +162,6 @@ class TrapSuite(TaskSuite):
         self._made += 1
         return Trap(self.rooms, self.doors, self.hatch, self.move_limit, self._made)
 
-    def make_expert(self, seed: int = 0) -> Habit | Guide:
+    def make_expert(self, seed: int = 0) -> Walker:
         """Creates the player that the warm start imitates."""
-        return Guide(self.doors) if self.liking is None else Habit(self.doors, self.liking, seed)
+        return Walker(self.doors, self.liking, seed)

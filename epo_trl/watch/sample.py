@@ -66,10 +66,7 @@ class Sample:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
         """Creates a sample from the output of `to_dict`."""
-        texts = tuple(
-            TurnTexts(turn.get("prompt", ""), tuple(turn.get("tokens", ())), tuple(turn.get("entropy", ())))
-            for turn in data["turns"]
-        )
+        texts = tuple(TurnTexts(one["prompt"], tuple(one["tokens"]), tuple(one["entropy"])) for one in data["turns"])
         return cls(Episode.from_dict(data), texts, *(data[name] for name in ("split", "rl_step", "why", "group")))
 
 
