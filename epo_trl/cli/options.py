@@ -62,10 +62,8 @@ def read_command_line(
 ) -> CommandLine:
     """Reads a command line, without the program, and the YAML file after `--config`.
 
-    `fixed` are the environment and algorithm of a recipe for one of each, which the config may omit.
-
-    Raises:
-        InputError: If there is no such config, or its environment or algorithm is not the recipe's.
+    `fixed` are the environment and algorithm of a recipe for one of each, whatever the config says. If there is no such
+    config, it raises `InputError`.
     """
     first = argparse.ArgumentParser(program, add_help=False, allow_abbrev=False)
     for name in ("config", "environment", "algorithm"):
@@ -73,13 +71,9 @@ def read_command_line(
     given, _ = first.parse_known_args(argv)
     config = find_config(given.config) if given.config else None
     values = read_yaml(config, "--config") if config else {}
-    chosen = {**values, **{name: value for name, value in vars(given).items() if value is not None}}
-    for name, only in fixed.items():
-        if chosen.setdefault(name, only) != only:
-            got = chosen[name]
-            raise InputError(f"{name}: expected {only!r}, as this recipe has it, got {got!r}; use recipes/train.py")
+    chosen = {**values, **{name: value for name, value in vars(given).items() if value is not None}, **fixed}
     environment, algorithm = chosen.get("environment") or "", chosen.get("algorithm", AlgorithmArguments.algorithm)
-    options = [*(f"--{name}={value}" for name, value in fixed.items()), *argv]
+    options = [*argv, *(f"--{name}={value}" for name, value in fixed.items())]
     return CommandLine(options, config, values, environment, algorithm, check_only, program)
 
 
