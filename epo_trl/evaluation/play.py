@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from epo_trl.bounds import copy_options
@@ -111,14 +111,15 @@ def play_chunks(
         return
     first = policy_for(0)
     at_once = isinstance(first, Engine) and not first.in_step
+    batches = [chunks] if at_once else [[chunk] for chunk in chunks]
     envs: list[TextEnv] = []
     try:
         for _ in range(max(map(len, chunks))):
             envs.append(suite.make_env())
-        for number, part in enumerate([list(chain(*chunks))] if at_once else chunks):
-            policy, tasks = policy_for(number) if number else first, [(task_id, seed) for task_id in part]
-            playing = finished_episodes(envs, tasks, policy, context, settings)
-            yield from _in_chunks(playing, list(map(len, chunks)) if at_once else [len(part)], on_finished)
+        for number, batch in enumerate(batches):
+            tasks = [(task_id, seed) for chunk in batch for task_id in chunk]
+            playing = finished_episodes(envs, tasks, policy_for(number) if number else first, context, settings)
+            yield from _in_chunks(playing, [len(chunk) for chunk in batch], on_finished)
     finally:
         close_all(envs)
 
