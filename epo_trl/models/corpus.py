@@ -8,7 +8,7 @@ from string import Formatter
 from epo_trl.envs.base import EnvError, TaskSuite
 from epo_trl.envs.checker import checked_reset, checked_step
 from epo_trl.rollout.demonstrations import ANSWER
-from epo_trl.rollout.templates import OPTIONAL_PARTS, PARTS, PromptTemplate
+from epo_trl.rollout.templates import PARTS, PromptTemplate
 
 CORPUS_TASKS = 300
 CORPUS_TURNS = 50
@@ -21,7 +21,7 @@ def corpus(suite: TaskSuite, template: str) -> list[str]:
     They include the environment's reply to an inadmissible action.
     """
     words = PromptTemplate.load(template)
-    parts = (getattr(words, part) for part in (*PARTS, *OPTIONAL_PARTS))
+    parts = (getattr(words, part) for part in PARTS)
     texts = {text for text in parts if text} | {ANSWER}
     shown = {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
     with contextlib.closing(suite.make_env()) as env:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from epo_trl.errors import InputError
 
 TEMPLATES = Path(__file__).parent.parent / "templates"
-PARTS = ("first", "next", "history", "followup")
-OPTIONAL_PARTS = ("example",)
+OPTIONAL_PART = "example"
+PARTS = ("first", "next", "history", "followup", OPTIONAL_PART)
 # Fields that the rollout fills, with a value of their type, whatever the environment calls by these names. In prompts
 # (all parts but `history` and `example`), every key of the environment's `info` is also a field.
 _PROMPT: dict[str, Any] = {"observation": "", "turn": 1, "turns_taken": 1}
@@ -83,12 +83,12 @@ class PromptTemplate:
             known = ", ".join(sorted(shipped))
             raise TemplateError(
                 f"prompt_template: got {str(name_or_path)!r}; expected one of {known}, or a folder that holds "
-                + ", ".join(f"{part}.txt" for part in PARTS)
+                + ", ".join(f"{part}.txt" for part in PARTS if part != OPTIONAL_PART)
             )
         texts = {}
-        for part in (*PARTS, *OPTIONAL_PARTS):
+        for part in PARTS:
             path = folder / f"{part}.txt"
-            if part in OPTIONAL_PARTS and not path.is_file():
+            if part == OPTIONAL_PART and not path.is_file():
                 continue
             texts[part] = path.read_text(encoding="utf-8-sig").rstrip("\n")
             fields = _fields(texts[part], path)
@@ -98,12 +98,11 @@ class PromptTemplate:
 
     def checksums(self) -> dict[str, str]:
         """Returns a checksum of the text of each part. It does not depend on the folder."""
-        texts = {part: getattr(self, part) for part in (*PARTS, *OPTIONAL_PARTS)}
-        return {part: f"sha256 {sha256(text.encode()).hexdigest()[:12]}" for part, text in texts.items()}
+        return {part: f"sha256 {sha256(getattr(self, part).encode()).hexdigest()[:12]}" for part in PARTS}
 
     def written(self, write: Callable[[str], str]) -> PromptTemplate:
         """Returns the template with `write` applied to its own text, without the placeholders."""
-        return replace(self, **{part: rewrite(getattr(self, part), write) for part in (*PARTS, *OPTIONAL_PARTS)})
+        return replace(self, **{part: rewrite(getattr(self, part), write) for part in PARTS})
 
     def past(self, turns: Sequence[tuple[str, ...]], first: int = 1) -> str:
         """Formats past turns, with the fields of `PastTurn`; `first` is the number of the first one in its episode."""
