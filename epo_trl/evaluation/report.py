@@ -93,11 +93,7 @@ class EvalReport:
         total = Counter(episode.task_type for episode in episodes)
         wins = Counter(episode.task_type for episode in episodes if episode.won)
         stops = Counter(episode.stop for episode in episodes)
-        scores = [
-            0.0 if episode.stop is StopReason.ABORTED else episode.score
-            for episode in episodes
-            if episode.score is not None
-        ]
+        scores = [0.0 if e.stop is StopReason.ABORTED else e.score for e in episodes if e.score is not None]
         return cls(
             protocol=protocol,
             suite=suite,

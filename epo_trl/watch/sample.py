@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,11 +46,8 @@ class Sample:
         """
         if len(values) != sum(len(text.tokens) for text in self.texts) or not all(map(math.isfinite, values)):
             return self
-        texts, start = [], 0
-        for text in self.texts:
-            end = start + len(text.tokens)
-            texts.append(replace(text, entropy=tuple(round(value, DIGITS) for value in values[start:end])))
-            start = end
+        rounded = (round(value, DIGITS) for value in values)
+        texts = (replace(text, entropy=tuple(islice(rounded, len(text.tokens)))) for text in self.texts)
         return replace(self, texts=tuple(texts))
 
     def to_dict(self) -> dict[str, Any]:
