@@ -14,7 +14,7 @@ from server_process import running_server
 from tool_worlds import check_training, wait_for_seat
 
 from epo_trl.envs import EnvError
-from epo_trl.envs.loop import submit
+from epo_trl.envs.base import submit
 from epo_trl.envs.openenv import OpenEnvArguments
 from epo_trl.envs.registry import build_suite as build_registered
 from epo_trl.envs.testing import EnvContract

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import operator
 import random
 import re
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import Field, astuple, dataclass, fields, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from epo_trl.errors import EpoTrlError
@@ -150,6 +152,18 @@ class AsyncTextEnv(TextEnv):
         if self._pending is not None:
             self._request, self._pending = self._pending.result, None
         return super()._requested()
+
+
+def submit(coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+    """Runs a coroutine in the background, in the one event loop of this process, and returns its future."""
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop())
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="epo_trl environments", daemon=True).start()
+    return loop
 
 
 class Expert(Protocol):

@@ -15,9 +15,8 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, Self
 
 from epo_trl.bounds import Positive, option, read_mapping
-from epo_trl.envs.base import AsyncTextEnv, EnvError, Info
+from epo_trl.envs.base import AsyncTextEnv, EnvError, Info, submit
 from epo_trl.envs.border import flag
-from epo_trl.envs.loop import submit
 from epo_trl.envs.numbered import NO_ACTION, NumberedArguments, NumberedEnv, shown
 
 # Endings of a server's error for an action that it cannot read or rejects, or that its environment rejects.

@@ -9,9 +9,8 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from epo_trl.envs.base import NOT_RUNNING, EnvError, Info, TextEnv
+from epo_trl.envs.base import NOT_RUNNING, EnvError, Info, TextEnv, submit
 from epo_trl.envs.border import FINAL_ANSWER, reaches
-from epo_trl.envs.loop import submit
 from epo_trl.envs.tools.tool import Refusal, Tool, read_call
 from epo_trl.errors import one_line
 
