@@ -19,7 +19,7 @@ COMMANDS = {
     "Train and evaluate (without arguments: list the configs)": {
         "sft": ("epo_trl.cli.imitation", True, "warm start: supervised fine-tuning on a scripted expert"),
         "train": ("epo_trl.cli.train", True, "RL with GRPO or PPO, with the terms of EPO"),
-        "evaluate": ("epo_trl.cli.evaluation", True, "evaluate a checkpoint on whole test lists"),
+        "evaluate": ("epo_trl.cli.evaluation", True, "evaluate a checkpoint, the expert or chance on whole test lists"),
     },
     "Games": {
         "play": ("epo_trl.lab.play", True, "play an episode in the terminal, as a person, the expert or a model"),
