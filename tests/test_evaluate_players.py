@@ -87,7 +87,7 @@ def test_two_players_are_compared_game_by_game(evaluate, tmp_path):
 @pytest.mark.games
 @pytest.mark.parametrize("player", ["expert", "random"])
 def test_scienceworld_is_played_by_both(player, evaluate, tmp_path):
-    words = ("--environment", "scienceworld", "--task_types", "find-animal", "--splits", "iid", "--max_episodes", "3")
+    words = ("--environment", "scienceworld", "--task_types", "find-animal", "--splits", "iid", "--eval_episodes", "3")
     words += ("--heldout_types", "boil", "--gold_folder", str(tmp_path / "gold"), "--protocol", "strict30")
     model, reports, _ = evaluate(player, *words, "--list_actions", str(player == "random"))
     (report,) = reports.values()

@@ -41,7 +41,7 @@ def play(monkeypatch):
         monkeypatch.setattr(evaluation, "load", lambda *_: (make(on_call), TOKENIZER, limit))
         given = ["--environment", TOY, "--model_name_or_path", str(model), *argv]
         given += [] if output is None else ["--output", str(output)]
-        fixed = ["--max_episodes", "8", "--parallel", "4", "--max_turns", "2"]
+        fixed = ["--eval_episodes", "8", "--parallel", "4", "--max_turns", "2"]
         evaluation.main(read_command_line([*fixed, *given]))
         return None if output is None else reports_of(output)
 
@@ -237,7 +237,7 @@ def test_other_games_are_refused_before_anything_is_played(play, tmp_path):
     other = ("--splits", "iid", "--move_limit", "9", "--compare_to", str(tmp_path / "a.json"))
     with pytest.raises(InputError, match="compare_to: expected the same games.*move_limit: '30' there, '9' now"):
         play(None, *other, on_call=lambda: pytest.fail("played"))
-    for changed, message in (((), "no report on 'ood'"), (("--splits", "iid", "--max_episodes", "7"), "iid: 8 games")):
+    for changed, message in (((), "no report on 'ood'"), (("--splits", "iid", "--eval_episodes", "7"), "iid: 8 games")):
         with pytest.raises(InputError, match=f"compare_to: expected the same games .*{message}"):
             play(None, *changed, "--compare_to", str(tmp_path / "a.json"), on_call=lambda: pytest.fail("played"))
 
@@ -348,7 +348,7 @@ class Comm:
 
     def __init__(self, monkeypatch):
         self.own, self.barrier, self.sent = threading.local(), threading.Barrier(2), {}
-        monkeypatch.setattr(evaluation, "PartialState", lambda: self.own.state)
+        monkeypatch.setattr(evaluation, "PartialState", lambda **_: self.own.state)
         monkeypatch.setattr(evaluation, "gather_object", self.gather)
 
     def gather(self, values):
@@ -385,7 +385,7 @@ def test_two_processes_share_the_lists_and_go_on_with_what_each_has_played(play,
 
     def evaluated(output, on_call=lambda: None):
         argv = ["--environment", TOY, "--model_name_or_path", "tiny"]
-        argv += ["--max_episodes", "8", "--parallel", "2", "--max_turns", "2", "--output", str(output)]
+        argv += ["--eval_episodes", "8", "--parallel", "2", "--max_turns", "2", "--output", str(output)]
         monkeypatch.setattr(evaluation, "load", lambda *_: (RandomPolicy(on_call), TOKENIZER, None))
         return ranks.run(lambda index: evaluation.main(read_command_line(argv)))
 

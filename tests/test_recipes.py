@@ -220,7 +220,7 @@ def evaluate(*arguments):
 
 def test_the_evaluation_recipe_reports_each_list(tmp_path, capsys):
     output = tmp_path / "report.json"
-    evaluate("--max_episodes", "3", "--max_completion_length", "4", "--output", str(output))
+    evaluate("--eval_episodes", "3", "--max_completion_length", "4", "--output", str(output))
     reports = json.loads(output.read_text())["reports"]
     assert [(report["split"], report["episodes"]) for report in reports] == [("iid", 3), ("ood", 3)]
     assert "alfworld-tiny20" in capsys.readouterr().out

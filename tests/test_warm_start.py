@@ -7,8 +7,11 @@ import yaml
 
 import epo_trl
 from epo_trl.cli.options import find_warm_start, list_configs
-from epo_trl.cli.train import StartArguments, check_start
+from epo_trl.cli.train import StartArguments, check_start, warn_of_other_prompts
 from epo_trl.errors import InputError
+from epo_trl.rollout.templates import PromptTemplate
+from epo_trl.runs.checkpoint_files import FINISHED
+from epo_trl.runs.state_file import write_state
 
 TRAINED = list_configs("train")
 AFTER_WARM_START = {name: find_warm_start(path) for name, path in TRAINED.items() if find_warm_start(path)}
@@ -69,3 +72,13 @@ def test_a_warm_start_from_python_is_not_in_bf16_on_a_cpu(tmp_path):
     """TRL's own default is bf16 wherever nothing is said; on a CPU without units for it, ten times as slow."""
     assert epo_trl.ImitationConfig(str(tmp_path), use_cpu=True).bf16 is False
     assert epo_trl.ImitationConfig(str(tmp_path), use_cpu=True, bf16=True).bf16 is True
+
+
+def test_a_template_other_than_the_warm_starts_is_warned_of(tmp_path, recwarn):
+    for settings in ({}, {"template": PromptTemplate.load("compact").checksums()}):
+        write_state(tmp_path / FINISHED, {"settings": settings})
+        warn_of_other_prompts(str(tmp_path), "compact")
+    warn_of_other_prompts("some/model", "general")
+    assert not recwarn
+    with pytest.warns(UserWarning, match=r"prompt_template: got 'general', but .* of another template"):
+        warn_of_other_prompts(str(tmp_path), "general")

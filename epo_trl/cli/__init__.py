@@ -7,12 +7,16 @@ responds at once. The modules of recipes load torch, and their `main` parses a `
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from epo_trl import __version__
 from epo_trl.cli.base import TRACEBACK, run_program
+
+if not sys.stderr.isatty():  # a log file gets a line of a bar every ten seconds
+    os.environ.setdefault("TQDM_MININTERVAL", "10")
 
 # Groups of commands, for the help. Of each: its module, whether it is a recipe, and its description.
 COMMANDS = {

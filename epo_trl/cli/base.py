@@ -35,8 +35,8 @@ def at_least(minimum: int) -> Any:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the end of a message about an unknown name: the most similar known one, or nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = difflib.get_close_matches(name.lstrip("-"), [each.lstrip("-") for each in known], n=1, cutoff=0.75)
+    return f"; did you mean {'--' * name.startswith('-')}{near[0]}?" if near else ""
 
 
 def say(text: str) -> None:
@@ -61,7 +61,11 @@ def fail(error: Exception | str, begin: str = "epo-trl: error") -> int:
     """Writes an error to standard error as one line; returns exit code 1."""
     if rank():  # usually all ranks have the same error, and the launcher ends the others after the first
         time.sleep(SECONDS_BEFORE_OTHER_RANKS)
-    sys.stderr.write(f"{one_line(begin)}: {one_line(error)}\n")
+    text = f"{one_line(begin)}: {one_line(error)}"
+    if "tqdm" in sys.modules:  # on a line of its own, below a bar
+        sys.modules["tqdm"].tqdm.write(text, file=sys.stderr)
+    else:
+        sys.stderr.write(f"{text}\n")
     return 1
 
 

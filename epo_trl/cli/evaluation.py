@@ -64,10 +64,11 @@ class EvaluationArguments(ResponseArguments, ProtocolArguments):
     )
     splits: list[str] = option(lambda: ["iid", "ood"], "Task lists to evaluate.")
     parallel: Count = option(64, "Number of episodes played in parallel.")
-    max_episodes: Count | None = option(None, "Evaluate on a fixed random sample of N tasks of each list.")
+    eval_episodes: Count | None = option(None, "Evaluate on a fixed random sample of N tasks of each list.")
     seed: int = option(0, "Seed of the sampling and of the environments.")
     backend: Annotated[str, OneOf(BACKENDS)] = option("transformers", "Generation backend: 'transformers' or 'vllm'.")
     vllm_gpu_memory_utilization: float = option(0.9, "Fraction of each GPU's memory that vLLM reserves.")
+    use_cpu: bool = option(False, "Whether to use the CPU on a machine with a GPU.")
     trust_remote_code: bool = option(False, "Whether code of the model from the Hub or its folder may run.")
     output: str | None = option(None, "JSON file for the reports; partial results are stored next to it until the end.")
     compare_to: str | None = option(
@@ -240,9 +241,9 @@ def evaluate(suite: TaskSuite, args: EvaluationArguments, model_args: ModelConfi
         InputError: If `output` is of another evaluation.
         RunningError: If another process evaluates to the same output.
     """
-    state = PartialState()
+    state = PartialState(cpu=args.use_cpu)
     protocol = load_protocol(args, suite)
-    lists = {split: sampled_tasks(suite, split, args.max_episodes) for split in args.splits}
+    lists = {split: sampled_tasks(suite, split, args.eval_episodes) for split in args.splits}
     others = read_reports(args.compare_to, suite.name, lists, game_settings(suite, lists)) if args.compare_to else None
     shots = few_shot_of(args, suite, protocol.env_options)
     protocol = protocol.varied(few_shot=shots.label)

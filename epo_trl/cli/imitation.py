@@ -25,6 +25,7 @@ from epo_trl.models.load import end_ids_of, sequence_limit
 from epo_trl.models.muon import make_muon
 from epo_trl.rollout.demonstrations import Demonstration, expert_episodes, few_shot_of
 from epo_trl.rollout.spec import EpisodeArguments, PromptArguments
+from epo_trl.rollout.templates import PromptTemplate
 from epo_trl.runs.callbacks import EXIT_CODE
 from epo_trl.runs.long_run import LongRun
 from epo_trl.runs.run_lock import run_lock
@@ -202,6 +203,11 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
                 eps=args.adam_epsilon,
             )
         return super().create_optimizer(model)
+
+    def settings_of_data(self) -> dict[str, Any]:
+        """Adds checksums of the prompts' texts, which RL compares with its own."""
+        template = PromptTemplate.load(self.shown.template_for(self.suite))
+        return {**super().settings_of_data(), "template": template.checksums()}
 
     def card_rows(self) -> dict[str, str]:
         """Returns the rows of the model card."""

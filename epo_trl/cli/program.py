@@ -140,11 +140,14 @@ def hide_warnings() -> None:
     """Hides warnings of other libraries that appear in every run and that users cannot act on, one filter for each.
 
     TRL 1.16 calls methods that newer versions of transformers have renamed. DeepSpeed, where it is installed, warns of
-    a machine without a GPU as soon as accelerate imports it, also in a run without DeepSpeed.
+    a machine without a GPU as soon as accelerate imports it, also in a run without DeepSpeed. transformers misses the
+    LM head in every checkpoint of a model that ties it to the embedding.
     """
     old = r"`(is_)?gradient_checkpointing\w*` is deprecated"
     warnings.filterwarnings("ignore", old, FutureWarning, r"transformers\.modeling_utils")
     logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
+    tied = "missing keys in the checkpoint model loaded: ['lm_head.weight']"
+    logging.getLogger("transformers.trainer").addFilter(lambda record: tied not in record.getMessage())
 
 
 # --------------------------------------------------------------------------------------------------- several processes

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,11 @@ from epo_trl.cli.options import AlgorithmArguments, CommandLine, config_name, fi
 from epo_trl.envs.base import TaskSuite
 from epo_trl.errors import InputError
 from epo_trl.models.load import policy_for_training, tiny_size
+from epo_trl.rollout.templates import PromptTemplate
 from epo_trl.runs.callbacks import EXIT_CODE
+from epo_trl.runs.checkpoint_files import FINISHED
 from epo_trl.runs.run_lock import run_lock
+from epo_trl.runs.state_file import read_state
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.yaml_files import read_yaml
 
@@ -69,6 +73,16 @@ def check_start(model: str | None, start: StartArguments, config: Path | None) -
         raise InputError(f"{expected}, which does not exist; {make_it}")
 
 
+def warn_of_other_prompts(model: str | None, template: str) -> None:
+    """Warns if the run that made the model in a folder had prompts of another template."""
+    end = Path(model or "") / FINISHED
+    trained = read_state(end, "settings")["settings"].get("template") if end.is_file() else None
+    if trained and trained != PromptTemplate.load(template).checksums():
+        warnings.warn(
+            f"prompt_template: got {template!r}, but {model} was trained on prompts of another template", stacklevel=3
+        )
+
+
 def train(
     suite: TaskSuite, args: EPOConfig, model_args: ModelConfig, trainer_class: type[EPOTrainer] = EPOTrainer
 ) -> EPOTrainer:
@@ -81,6 +95,7 @@ def train(
         RunningError: If another process trains in `output_dir`.
         ValueError: If `output_dir` holds a run with other settings.
     """
+    warn_of_other_prompts(model_args.model_name_or_path, args.template_for(suite))
     with run_lock(args):
         policy = policy_for_training(model_args, args, suite, args.template_for(suite))
         trainer = trainer_class(suite=suite, args=args, **policy)
