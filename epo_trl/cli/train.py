@@ -46,6 +46,7 @@ def main(line: CommandLine) -> None:
     config, trainer_class = find_algorithm(line.algorithm)
     suite, _, start, args, model_args = parse_options(line, AlgorithmArguments, StartArguments, config, ModelConfig)
     check_start(model_args.model_name_or_path, start, line.config)
+    warn_of_other_prompts(model_args.model_name_or_path, args.template_for(suite))
     train(suite, args, model_args, trainer_class)
 
 
@@ -95,7 +96,6 @@ def train(
         RunningError: If another process trains in `output_dir`.
         ValueError: If `output_dir` holds a run with other settings.
     """
-    warn_of_other_prompts(model_args.model_name_or_path, args.template_for(suite))
     with run_lock(args):
         policy = policy_for_training(model_args, args, suite, args.template_for(suite))
         trainer = trainer_class(suite=suite, args=args, **policy)

@@ -140,13 +140,15 @@ def can_reuse(model: Any, generation_config: Any) -> bool:
 
 @contextmanager
 def reusing_prefixes(model: Any, reuse: bool = True) -> Iterator[PrefixCache]:
-    """Makes a model's `generate` that of a `PrefixCache` until the end of the block."""
-    cache = PrefixCache(model, reuse)
+    """Makes a model's `generate` that of a `PrefixCache` until the end of the block; one of its own is restored."""
+    cache, own = PrefixCache(model, reuse), vars(model).get("generate")
     model.generate = cache.generate
     try:
         yield cache
     finally:
         del model.generate
+        if own is not None:
+            model.generate = own
 
 
 class GrowingLayer(DynamicLayer):
