@@ -1,6 +1,6 @@
-"""`epo-trl train`, and the recipes of RL: from the command line to `trainer.train()`.
+"""`epo-trl train`, and the recipes of RL: from the command line to `trainer.train_to_end()`.
 
-`epo_trl/cli/__init__.py` calls `main` with the command line and its YAML file, which `options.py` reads.
+`epo_trl/cli/program.py` calls `main` with the command line and its YAML file, which `options.py` reads.
 """
 
 from __future__ import annotations
