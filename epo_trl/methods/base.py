@@ -388,7 +388,7 @@ class Method:
 
     @torch.no_grad()
     def observe(self, micro: MicroBatch) -> None:
-        """Collects statistics. Called once for each token of a batch, scored by the behaviour policy, without annotations."""
+        """Collects statistics. Called once for each token, scored by the behaviour policy, without annotations."""
 
     def end_rl_step(self, step: StepSummary) -> dict[str, float]:
         """Returns the metrics of the RL step and resets for the next one. Collective."""
