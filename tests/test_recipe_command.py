@@ -99,15 +99,16 @@ def test_the_help_has_each_option_of_ours_once_and_the_whole_help_all_others_too
         with pytest.raises(SystemExit, match="0"):
             parse(option, "--games", "generated", types=(AlgorithmArguments, EPOPPOConfig, ModelConfig))
         texts.append(capsys.readouterr().out)
-    short, whole = (re.findall(r"^  (--\w+)", text, re.MULTILINE) for text in texts)
+    short, whole = re.findall(r"(?<!\S)(\w+)=", texts[0]), re.findall(r"^  --(\w+)", texts[1], re.MULTILINE)
     ours = {field.name for kind in EPOPPOConfig.__mro__ if kind.__module__.startswith("epo_trl") and is_dataclass(kind)
             for field in fields(kind) if field.name in vars(kind).get("__annotations__", {})}  # fmt: skip
-    assert len(short) == len(set(short)) and {"--games", *(f"--{name}" for name in ours)} <= set(short)
-    assert set(whole) - set(short) >= {"--max_steps", "--beta", "--model_name_or_path"}
+    assert len(short) == len(set(short)) and {"games", *ours} <= set(short)
+    assert texts[0].count("\n") < 40 and "games=generated" not in texts[0] and "require_think=True" in texts[0]
+    assert set(whole) - set(short) >= {"max_steps", "beta", "model_name_or_path"}
     assert all("--accelerate_config" in text and "--check" in text for text in texts)
 
 
-@pytest.mark.parametrize(("world", "option"), [("alfworld", "--games"), ("scienceworld", "--jvms")])
+@pytest.mark.parametrize(("world", "option"), [("alfworld", "games"), ("scienceworld", "jvms")])
 @pytest.mark.parametrize(("algorithm", "critic"), [("grpo", False), ("ppo", True)])
 def test_a_named_recipe_has_the_options_of_its_environment_and_algorithm(
     world, option, algorithm, critic, monkeypatch, capsys
@@ -117,7 +118,7 @@ def test_a_named_recipe_has_the_options_of_its_environment_and_algorithm(
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(recipe), run_name="__main__")
     text = capsys.readouterr().out
-    assert f"\n  {option} " in text and ("--critic " in text) is critic
+    assert re.search(rf"\s{option}=", text) and bool(re.search(r"\scritic=", text)) is critic
 
 
 @pytest.mark.parametrize("config", ["scienceworld/tiny_cpu", "alfworld/ppo_tiny_cpu"])

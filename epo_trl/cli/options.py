@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,12 +136,24 @@ class RecipeParser(TrlParser):
         unknown = self.set_defaults_with_config(**whole)
         typed = (f"--{name}={value}" for name, value in line.values.items() if name not in whole)
         self.words = [*unknown, *typed, *line.options]
-        if not HELP.isdisjoint(line.options):
-            theirs = names_of_others(self.dataclass_types)
-            for action in self._actions:
-                action.help = argparse.SUPPRESS if action.dest in theirs else action.help
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="YAML file of `option: value`")
         self.add_argument(HELP_ALL, action="help", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+        self.is_brief = HELP_ALL not in line.options
+
+    def format_help(self) -> str:
+        """Returns one screen, the names and defaults of the package's options, or with `--help-all` argparse's text."""
+        if not self.is_brief:
+            return super().format_help()
+        hidden = {"help", "help_all", "config", *names_of_others(self.dataclass_types)}
+        defaults = {action.dest: action.default for action in reversed(self._actions)}  # --no_NAME comes after --NAME
+        shown = (f"{name}={value}".replace(" ", "") for name, value in reversed(defaults.items()) if name not in hidden)
+        return "\n".join([
+            f"usage: {self.prog} --config FILE [--option value ...]",
+            f"\nOptions and their defaults; docs/config.md explains them, and {HELP_ALL}, also those of TRL:\n",
+            textwrap.fill("  ".join(shown), 110, break_long_words=False, break_on_hyphens=False),
+            f"\n{EPILOG}\n",
+        ])  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
         """Raises an error of argparse as `InputError`."""
