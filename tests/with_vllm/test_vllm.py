@@ -91,7 +91,7 @@ def train(policy, folder, ranks, *, kind="grpo", stale=False, sleeping=False, vi
         [*launcher, WORKER, policy, str(folder), given],
         env=environment, timeout=SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:]
+    assert done.returncode == 0, done.stdout[-20_000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -131,7 +131,8 @@ def test_a_vllm_server_plays_one_batch_ahead_with_the_weights_of_one_rl_step_ago
 
 
 def test_all_ranks_end_within_two_minutes_when_the_server_dies_during_an_update(policy, server, tmp_path):
-    with pytest.raises(AssertionError, match="the vLLM server at http://127.0.0.1"):
+    # The batch ahead may be complete by then: the weights for the next one meet the dead server.
+    with pytest.raises(AssertionError, match=r"the vLLM server at http://127.0.0.1|host='127.0.0.1'"):
         train(policy, tmp_path, 2, max_turns=4, rollout_ahead=1, victim=server.pid, **server.settings)
     assert time.time() - (tmp_path / "killed").stat().st_mtime < 120
 
