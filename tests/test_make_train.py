@@ -20,20 +20,10 @@ def make_train(monkeypatch):
 @pytest.mark.parametrize("gpu", [True, False])
 def test_a_chat_model_has_configs_for_a_gpu_and_for_a_cpu_which_says_its_hours(make_train, monkeypatch, capsys, gpu):
     monkeypatch.setattr(make_train.torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(make_train, "find_spec", lambda _: object())
-    configs = make_train.chat_configs(make_train.ENVIRONMENTS["alfworld-real"], "my/model", [])
+    configs = make_train.chat_configs(make_train.ENVIRONMENTS["alfworld-real"], "my/model")
     assert configs == (("sft_smollm2_1gpu", "smollm2_1gpu") if gpu else ("sft_smollm2_cpu", "smollm2_cpu"))
     assert all((RECIPES / "alfworld" / f"{name}.yaml").is_file() for name in configs)
     assert ("my/model is trained on the CPU" in capsys.readouterr().err) != gpu
-
-
-def test_a_gpu_without_vllm_is_refused_before_the_warm_start(make_train, monkeypatch):
-    monkeypatch.setattr(make_train.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(make_train, "find_spec", lambda _: None)
-    environment = make_train.ENVIRONMENTS["alfworld-real"]
-    with pytest.raises(SystemExit, match="vLLM, which is not installed"):
-        make_train.chat_configs(environment, "my/model", [])
-    assert make_train.chat_configs(environment, "my/model", ["--use_vllm", "false"])
 
 
 def test_a_chat_model_is_for_the_real_games_and_grpo(make_train, monkeypatch, capsys):

@@ -50,7 +50,8 @@ from epo_trl.types import Episode, StopReason
 from epo_trl.watch.sample import Sample, choose_samples, write_samples
 from epo_trl.watch.source import evaluation_file
 
-MODEL, EXPERT, RANDOM = PLAYERS = "model", "expert", "random"
+MODEL, EXPERT = "model", "expert"
+PLAYERS = (MODEL, EXPERT, "random")
 BACKENDS = ("transformers", "vllm")
 MAX_ABORTED_SHARE = 0.5  # of a list's episodes; above it there is no report
 
