@@ -55,7 +55,7 @@ def main() -> None:
         reports.append(
             EvalReport.from_episodes(episodes, protocol=protocol, suite=suite.name, split=args.split, seconds=seconds)
         )
-    print(format_table(reports, width=160))
+    print(format_table(reports))
 
 
 if __name__ == "__main__":

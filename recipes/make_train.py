@@ -135,7 +135,7 @@ def main() -> None:
         f"{environment.folder}_{algorithm.recipe}", configs / f"{config}.yaml", policy, args.seed,
         "--model_name_or_path", str(warm_start), *algorithm.overrides, *overrides,
     )  # fmt: skip
-    table = format_table(read_reports(policy), width=140)
+    table = format_table(read_reports(policy))
     (policy / "table.txt").write_text(table, encoding="utf-8")
     plot = plot_runs([policy], policy / "curves.png")
     sys.stdout.write(f"\n{table}\ncurves: {plot}\npolicy: {policy}\n")

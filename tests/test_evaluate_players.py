@@ -40,7 +40,7 @@ def test_the_expert_of_alfworld_wins_its_lists_within_the_turns_of_the_protocol(
         assert (report.protocol, report.suite) == (get_protocol("alfworld50"), "alfworld-generated")
         assert (report.episodes, report.wins, report.invalid_turns) == (6, 6, 0)
         assert len(report.won_turns) == 6 and report.won_turns[-1] <= 50 and report.mean_won_turns > 2
-        assert report.pace() in out
+        assert report.notes() in " ".join(out.split())
     limit = reports["iid"].won_turns[2]
     _, short, _ = evaluate("expert", *SMALL, "--max_turns", str(limit), "--parallel", "2", name="short.json")
     for split, report in short.items():
@@ -87,13 +87,13 @@ def test_two_players_are_compared_game_by_game(evaluate, tmp_path):
 @pytest.mark.games
 @pytest.mark.parametrize("player", ["expert", "random"])
 def test_scienceworld_is_played_by_both(player, evaluate, tmp_path):
-    words = ("--environment", "scienceworld", "--task_types", "find-animal", "--splits", "iid", "--eval_episodes", "3")
+    words = ("--environment", "scienceworld", "--task_types", "find-animal", "--splits", "iid", "--eval_episodes", "2")
     words += ("--heldout_types", "boil", "--gold_folder", str(tmp_path / "gold"), "--protocol", "strict30")
     model, reports, _ = evaluate(player, *words, "--list_actions", str(player == "random"))
     (report,) = reports.values()
-    assert model == player and report.episodes == 3 and report.protocol.max_turns == 30
-    assert report.turns <= 3 * 30 and "aborted" not in report.stop_reasons
-    assert (report.wins == 3 and report.mean_score == 100) if player == "expert" else report.wins < 3
+    assert model == player and report.episodes == 2 and report.protocol.max_turns == 30
+    assert report.turns <= 2 * 30 and "aborted" not in report.stop_reasons
+    assert (report.wins == 2 and report.mean_score == 100) if player == "expert" else report.wins < 2
 
 
 def test_what_an_environment_lacks_for_a_player_is_said(command, tmp_path):

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -170,13 +171,15 @@ class EvalReport:
         limits = [limit for limit in TURNS if self.won_turns and limit <= self.protocol.max_turns]
         return {limit: sum(turns <= limit for turns in self.won_turns) / self.episodes for limit in limits}
 
-    def pace(self) -> str:
-        """Returns how fast the won episodes were, in a line; `""` if it is unknown."""
-        if self.mean_won_turns is None:
-            return ""
-        shares = ", ".join(f"{limit}: {100 * share:.1f} %" for limit, share in self.won_within.items())
-        within = f"; won within {shares}" if shares else ""
-        return f"{plain(self.split)}: {self.mean_won_turns:.1f} turns per won game{within}"
+    def notes(self) -> str:
+        """Returns what a table has no column for, in a line: first of all how fast the won episodes were."""
+        pace = f"{self.mean_won_turns:.1f} turns per won game" if self.mean_won_turns is not None else ""
+        within = ", ".join(f"{limit}: {100 * share:.1f} %" for limit, share in self.won_within.items())
+        macro = f"macro success {100 * self.macro_success_rate:.1f} %" if len(self._known_types) > 1 else ""
+        waits = f"{100 * self.wait_rate:.1f} % of turns wait" if self.score_sum is not None else ""
+        stops = ", ".join(f"{reason} {count}" for reason, count in self.stop_reasons.items())
+        parts = [pace, within and f"won within {within}", macro, waits, f"ended by {stops}"]
+        return "; ".join(filter(None, parts))
 
     def scalars(self) -> dict[str, float]:
         """Returns the metrics that a training run logs for an evaluation."""
@@ -218,59 +221,49 @@ def report_files(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
     return dict(sorted(found))
 
 
-def format_table(reports: Sequence[EvalReport] | Mapping[str, Sequence[EvalReport]], *, width: int = 120) -> str:
-    """Formats reports as a plain-text table: one row per report, followed by one per task type.
+def format_table(reports: Sequence[EvalReport] | Mapping[str, Sequence[EvalReport]], *, width: int = 80) -> str:
+    """Formats reports as a plain-text table with one row per report and per task type, and notes on each report.
 
-    A mapping of reports has the labels of the first column, such as `"before RL"`. `width` is in characters.
+    A mapping of reports has their labels, such as `"before RL"`. `width` is in characters.
     """
     labelled = reports if isinstance(reports, Mapping) else {"": reports}
     rows = [(label, report) for label, group in labelled.items() for report in group]
-    heads = {
-        "what": [label for label, _ in rows],
-        "protocol": [report.protocol.name for _, report in rows],
-        "suite": [report.suite for _, report in rows],
-    }
-    # values shared by all rows go into the title
-    shared = [f"{name} {values[0]}" for name, values in heads.items() if name != "what" and len(set(values)) == 1]
-    columns = [name for name, values in heads.items() if len(set(values)) > 1 or (name == "what" and any(values))]
-    title = plain(", ".join(shared)) if shared else None
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for heading in (*columns, "split", "task type"):
-        table.add_column(heading, overflow="fold")
+    heads = {"protocol": [r.protocol.name for _, r in rows], "suite": [r.suite for _, r in rows]}
+    shared = [f"{name} {values[0]}" for name, values in heads.items() if len(set(values)) == 1]
+    differ = [values for values in heads.values() if len(set(values)) > 1]
+    names = [
+        ", ".join(filter(None, [label, *(values[i] for values in differ), report.split]))
+        for i, (label, report) in enumerate(rows)
+    ]
+    look: Any = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "collapse_padding": True}
+    table = Table(title=plain(", ".join(shared)), title_justify="left", **look)
+    table.add_column("games", overflow="fold")
     scored = any(report.mean_score is not None for _, report in rows)
-    of_scores = ("score", "wait %") if scored else ()
-    for heading in ("n", "success %", "95 % interval", "macro %", *of_scores, "turns", "invalid %"):
+    for heading in ("n", "success %", "95 % interval", *(["score"] if scored else []), "turns", "invalid %"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("stopped by", max_width=10 if columns else 18)  # leaves the width to the task types
-    for index, (_, report) in enumerate(rows):
-        _add_rows(table, [heads[name][index] for name in columns], report, scored)
+    for name, (_, report) in zip(names, rows, strict=True):
+        _add_rows(table, name, report, scored)
     text = io.StringIO()
     Console(file=text, width=width, color_system=None, force_terminal=False).print(table)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    paces = [f"{plain(label)} {pace}".lstrip() for label, report in rows if (pace := report.pace())]
-    return "\n".join([*lines, *paces]) + "\n"
+    for name, (_, report) in zip(names, rows, strict=True):
+        lines += textwrap.wrap(f"{plain(name)}: {report.notes()}", width, subsequent_indent="  ")
+    return "\n".join(lines) + "\n"
 
 
-def _add_rows(table: Table, head: list[str], report: EvalReport, scored: bool) -> None:
-    several = len(report.types) > 1
-    score = "" if report.mean_score is None else f"{report.mean_score:.1f}"
+def _add_rows(table: Table, name: str, report: EvalReport, scored: bool) -> None:
     table.add_row(
-        *map(plain, head),
-        plain(report.split),
-        "all" if several else plain(next(iter(report.types))),
+        plain(name),
         str(report.episodes),
         f"{100 * report.success_rate:.1f}",
         _percent_interval(*report.success_interval),
-        f"{100 * report.macro_success_rate:.1f}",
-        *((score, f"{100 * report.wait_rate:.1f}") if scored else ()),
+        *(["" if report.mean_score is None else f"{report.mean_score:.1f}"] if scored else []),
         f"{report.mean_turns:.1f}",
         f"{100 * report.invalid_action_rate:.1f}",
-        ", ".join(f"{reason} {count}" for reason, count in report.stop_reasons.items()),
     )
-    for name, count in report.types.items() if several else ():
+    for kind, count in report.types.items() if set(report.types) != {UNKNOWN} else ():
         table.add_row(
-            *[""] * (len(head) + 1),
-            plain(f"  {name or '(not begun)'}"),
+            plain(f" {kind or '(not begun)'}"),
             str(count.episodes),
             f"{100 * count.success_rate:.1f}",
             _percent_interval(*wilson_interval(count.wins, count.episodes)),

@@ -108,11 +108,11 @@ def _described(base: str) -> str:
 def _results(run_dir: Path, step: int) -> str:
     """Returns a table of the first and the last evaluation of the run up to a step."""
     upto = [item for item in report_files(run_dir).items() if item[0] <= step]
-    lines, paces = [], []
+    lines, notes = [], []
     for at, path in dict.fromkeys([*upto[:1], *upto[-1:]]):
         for report in map(EvalReport.from_dict, json.loads(path.read_text(encoding="utf-8"))["reports"]):
             low, high = report.success_interval
-            paces += [f"After step {at}, {pace}." for pace in [report.pace()] if pace]
+            notes.append(f"After step {at}, {report.split}: {report.notes()}.")
             lines.append(
                 f"| {at} | {report.split} | {100 * report.success_rate:.1f} % | {100 * low:.1f} to "
                 f"{100 * high:.1f} % | {report.episodes} | `{report.protocol.name}` on `{report.suite}` |"
@@ -120,5 +120,5 @@ def _results(run_dir: Path, step: int) -> str:
     if not lines:
         return "Not evaluated in this run."
     head = ["| optimizer step | list | success | 95 % interval | episodes | protocol |", "|---|---|---|---|---|---|"]
-    said = ["One episode per task of a fixed list, with Wilson intervals.", *paces]
-    return "\n".join([*head, *lines]) + "\n\n" + " ".join(said)
+    said = " ".join(["One episode per task of a fixed list, with Wilson intervals.", *notes])
+    return "\n".join([*head, *lines, "", said])
