@@ -7,8 +7,12 @@ import torch
 from datasets import Dataset
 from run_kit import StopAt, assert_bit_equal, left, resumable, resumable_ppo, weights
 from trainer_kit import make_trainer, make_warm_start
+from trl import ModelConfig
 
+from epo_trl.cli import imitation
+from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.envs.toy import ToySuite
+from epo_trl.errors import InputError
 from epo_trl.runs.checkpoint_files import FINISHED
 
 TASKS = Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:4]})  # two steps are an epoch
@@ -96,7 +100,7 @@ def test_a_run_that_a_callback_has_ended_is_finished_too(tmp_path):
 def test_a_finished_run_keeps_its_settings_if_the_changes_leave_nothing_to_train(tmp_path):
     resumable(tmp_path, max_steps=1, save_steps=1).train_to_end()
     files = everything(tmp_path)
-    with pytest.raises(ValueError, match="learning_rate: 0.01 in the checkpoint, 0.001 now"):
+    with pytest.raises(ValueError, match="learning_rate: 0.01 there, 0.001 now"):
         started_again(resumable, tmp_path, max_steps=1, save_steps=1, learning_rate=1e-3)
     with pytest.warns(UserWarning, match="is finished, at step 1: nothing is trained or written. To .*raise max_steps"):
         started_again(resumable, tmp_path, max_steps=1, save_steps=1, learning_rate=1e-3, resume_with_changes=True)
@@ -127,7 +131,7 @@ def test_train_alone_does_not_go_past_the_end_either(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_warm_start_ends_once_too(tmp_path):
+def test_a_warm_start_ends_once_too(tmp_path, monkeypatch):
     def warm_start(folder, rows=8):
         return make_warm_start(folder, [[5, 6, 7, 8 + i] for i in range(rows)])
 
@@ -143,3 +147,11 @@ def test_a_warm_start_ends_once_too(tmp_path):
     assert_bit_equal(weights(again), weights(straight))
     with pytest.raises(ValueError, match="train_data: '8 rows, sha256 .* now"):
         warm_start(tmp_path, rows=9).train_to_end()
+    for shown, changes, difference in (
+        (DemonstrationArguments(episodes=9), {}, "demonstrations.episodes: 1000 there, 9 now"),
+        (DemonstrationArguments(), {"learning_rate": 0.5}, "learning_rate: .*, 0.5 now"),
+    ):
+        args = imitation.ImitationConfig(str(tmp_path), use_cpu=True, max_steps=2, **changes)
+        with monkeypatch.context() as patch, pytest.raises(InputError, match=f"(?s){difference}.*another output_dir"):
+            patch.setattr(imitation, "demonstrations", never)
+            imitation.imitate(ToySuite(), shown, args, ModelConfig())

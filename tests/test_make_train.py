@@ -61,4 +61,4 @@ def test_a_finished_folder_is_left_as_it_is_and_refused_for_another_run(make_tra
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
     with pytest.raises(subprocess.CalledProcessError):
         make_train.run("train.py", EXAMPLE, tmp_path / "run", 0, *sizes, "--max_steps", "2")
-    assert "max_steps: 1 in the checkpoint, 2 now" in said[2]
+    assert "max_steps: 1 there, 2 now" in said[2]

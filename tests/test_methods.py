@@ -236,7 +236,7 @@ def test_a_run_does_not_go_on_with_other_methods_unless_that_is_asked_for(tmp_pa
     first.train()
     checkpoint = str(tmp_path / "checkpoint-2")
     others = {**settings, "max_steps": 4, "policy_method": [named("Counter")]}
-    with pytest.raises(ValueError, match=r"policy_method: \[\] in the checkpoint, \['method_examples:Counter'\] now"):
+    with pytest.raises(ValueError, match=r"policy_method: \[\] there, \['method_examples:Counter'\] now"):
         trainer_of(tmp_path, **others).train(resume_from_checkpoint=checkpoint)
     other = trainer_of(tmp_path, **others, resume_with_changes=True)
     with pytest.warns(UserWarning, match="is resumed with other settings"):

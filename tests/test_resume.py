@@ -60,13 +60,13 @@ def seen(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"max_steps": 9}, "max_steps: 6 in the checkpoint, 9 now"),
+        ({"max_steps": 9}, "max_steps: 6 there, 9 now"),
         ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_kwargs: "),
         (
             {"train_dataset": Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:7]})},
             "train_tasks: .*7 tasks, sha256",
         ),
-        ({"peft_config": LoraConfig(r=2, target_modules=["q_proj"])}, r"adapter: \{\} in"),
+        ({"peft_config": LoraConfig(r=2, target_modules=["q_proj"])}, "adapter.default: nothing there"),
     ],
     ids=["steps", "schedule", "tasks", "adapter"],
 )
@@ -78,10 +78,10 @@ def test_a_setting_that_changes_the_result_is_seen_and_no_other(seen, changes, l
 
 def test_the_data_type_and_revision_of_the_model_are_compared(seen):
     before, cast = seen(model=make_model()), seen(model=make_model().bfloat16())
-    assert differences(before, cast) == ["dtype: 'float32' in the checkpoint, 'bfloat16' now"]
+    assert differences(before, cast) == ["dtype: 'float32' there, 'bfloat16' now"]
     assert differences({name: before[name] for name in before.keys() - {"dtype"}}, cast) == []  # of an earlier version
     other = seen(model=make_model(), model_init_kwargs={"revision": "v2", "attn_implementation": "eager"})
-    assert differences(before, other) == ["model_revision: 'main' in the checkpoint, 'v2' now"]
+    assert differences(before, other) == ["model_revision: 'main' there, 'v2' now"]
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_the_defaults_of_a_method_are_compared_and_writing_one_out_is_no_change(
     before = of()
     assert before["methods"]["siren"] == {"weight": 0.005, "top_p": 0.8, "quantile": 0.8, "anchor": None}
     assert differences(before, of(weight=0.005)) == []
-    assert differences(before, of(weight=0.1)) == ["methods.siren.weight: 0.005 in the checkpoint, 0.1 now"]
+    assert differences(before, of(weight=0.1)) == ["methods.siren.weight: 0.005 there, 0.1 now"]
 
 
 def test_a_template_is_its_texts_and_a_task_its_content(tmp_path, seen, monkeypatch):
@@ -118,7 +118,7 @@ def test_a_template_is_its_texts_and_a_task_its_content(tmp_path, seen, monkeypa
 def test_a_run_with_another_setting_is_refused_unless_forced(tmp_path):
     changes = {"max_steps": 2, "save_steps": 1}
     resumable(tmp_path, callbacks=[StopAt(1)], **changes).train()
-    line = "learning_rate: 0.01 in the checkpoint, 0.005 now"
+    line = "learning_rate: 0.01 there, 0.005 now"
     with pytest.raises(InputError, match=f"(?s)resume_from_checkpoint: .*checkpoint-1 was made with other .*{line}"):
         resumable(tmp_path, learning_rate=5e-3, **changes).train(resume_from_checkpoint=True)
     forced = resumable(tmp_path, learning_rate=5e-3, resume_with_changes=True, **changes)
@@ -351,7 +351,7 @@ def test_the_best_policy_is_chosen_among_evaluations_that_can_be_compared(tmp_pa
     (tmp_path / "here").rename(tmp_path / "there")
     others = [{"metric_for_best_model": "ood/score"}, {"eval_temperature": 0.0}, {"eval_episodes": 3}, {"eval_seed": 1}]
     for changes in others:
-        with pytest.raises(InputError, match="best_by.* in the checkpoint, .* now"):
+        with pytest.raises(InputError, match="best_by.* there, .* now"):
             choosing(tmp_path / "there", **changes).train(resume_from_checkpoint=True)
     resumed = choosing(tmp_path / "there")
     resumed.train(resume_from_checkpoint=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import torch
@@ -29,7 +29,7 @@ from epo_trl.rollout.templates import PromptTemplate
 from epo_trl.runs.callbacks import EXIT_CODE
 from epo_trl.runs.long_run import LongRun
 from epo_trl.runs.run_lock import run_lock
-from epo_trl.runs.run_settings import LongRunArguments, check_training_arguments, shards_weights
+from epo_trl.runs.run_settings import LongRunArguments, check_folder, check_training_arguments, shards_weights
 from epo_trl.trainers.config import settle_defaults
 from epo_trl.trainers.model_card import OwnModelCard
 
@@ -91,6 +91,16 @@ def training_examples(
             rows["input_ids"].append([i for turn in sequence for i in turn.input_ids])
             rows["labels"].append([i for turn in sequence for i in turn.labels(prompt_label_rate, rng)])
     return Dataset.from_dict(rows)
+
+
+def demonstration_settings(suite: TaskSuite, shown: DemonstrationArguments) -> dict[str, Any]:
+    """Returns what decides the demonstrations. RL compares the checksums of the prompts' texts with its own."""
+    return {
+        "suite": suite.name,
+        "environment": dict(suite.settings),
+        "template": PromptTemplate.load(shown.template_for(suite)).checksums(),
+        "demonstrations": {f.name: getattr(shown, f.name) for f in fields(shown) if f.name != "prompt_template"},
+    }
 
 
 def describe_rows(count: int, shown: DemonstrationArguments) -> str:
@@ -205,9 +215,8 @@ class ImitationTrainer(LongRun, OwnModelCard, SFTTrainer):
         return super().create_optimizer(model)
 
     def settings_of_data(self) -> dict[str, Any]:
-        """Adds checksums of the prompts' texts, which RL compares with its own."""
-        template = PromptTemplate.load(self.shown.template_for(self.suite))
-        return {**super().settings_of_data(), "template": template.checksums()}
+        """Adds those of the demonstrations."""
+        return {**super().settings_of_data(), **demonstration_settings(self.suite, self.shown)}
 
     def card_rows(self) -> dict[str, str]:
         """Returns the rows of the model card."""
@@ -237,6 +246,7 @@ def imitate(
         ValueError: If `output_dir` holds a run with other settings, or there is no demonstration.
     """
     with run_lock(args):
+        check_folder(args, demonstration_settings(suite, shown))
         policy = policy_for_training(model_args, args, suite, shown.template_for(suite))
         tokenizer = policy["processing_class"]
         ends = end_ids_of(model_args, tokenizer, args.trust_remote_code)

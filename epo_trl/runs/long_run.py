@@ -102,7 +102,9 @@ class LongRun(Trainer):
         """
         args = self.args
         with run_lock(args):
-            newest, self._end = self.newest_checkpoint(), on_main_process(args, self._read_end)
+            end = partial(read_state, self._end_file, "step", "settings")
+            newest = self.newest_checkpoint()
+            self._end = on_main_process(args, lambda: end() if os.path.exists(self._end_file) else {})
             if self._end and newest is None:
                 raise InputError(
                     f"output_dir: expected a checkpoint in {args.output_dir}, where a run has finished, got none "
@@ -126,9 +128,6 @@ class LongRun(Trainer):
             if args.push_to_hub and self._end.get("uploaded") != place:
                 self.push_to_hub()
                 self._write_end(**{**self._end, "uploaded": place})
-
-    def _read_end(self) -> dict[str, Any]:
-        return read_state(self._end_file, "step", "settings") if os.path.exists(self._end_file) else {}
 
     def _write_end(self, **end: Any) -> None:
         self._end = end

@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import SaveStrategy
 
 from epo_trl.bounds import Count, NonNegative, check_bounds, option
-from epo_trl.errors import InputError
-from epo_trl.runs.checkpoint_files import STATE_FILE, what_model
+from epo_trl.errors import InputError, changed_settings
+from epo_trl.runs.checkpoint_files import STATE_FILE, last_checkpoint, what_model
 from epo_trl.runs.run_lock import on_main_process
 from epo_trl.runs.state_file import read_state
 
@@ -150,10 +150,16 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "adapter": {name: config.to_dict() | {"base_model_name_or_path": None} for name, config in adapters.items()},
         **trainer.settings_of_data(),
     }
-    settings |= {name: value for name, value in args.to_dict().items() if name not in MAY_CHANGE}
+    settings |= settings_of_arguments(args)
     for name in MODELS:
         if settings.get(name):
             settings[name] = on_main_process(args, partial(what_model, settings[name]))
+    return json.loads(json.dumps(settings, default=_plain))
+
+
+def settings_of_arguments(args: Any) -> dict[str, Any]:
+    """Returns the part of `settings_of` that is known before the model is loaded, as plain JSON types."""
+    settings = {name: value for name, value in args.to_dict().items() if name not in MAY_CHANGE}
     return json.loads(json.dumps(settings, default=_plain))
 
 
@@ -225,17 +231,18 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else type(value).__name__
 
 
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Returns one line per setting that differs, among those that both sides have, also of the environment."""
-    lines = []
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns one line per setting that differs, among those that both sides have."""
     both = saved.keys() & now.keys()
-    for name in sorted(both - {written for written, found in RESOLVED.items() if found in both}):
-        old, new = saved[name], now[name]
-        if isinstance(old, dict) and isinstance(new, dict) and (old.keys() == new.keys() or name == "environment"):
-            lines += differences(old, new, f"{prefix}{name}.")
-        elif old != new:
-            lines.append(f"{prefix}{name}: {old!r} in the checkpoint, {new!r} now")
-    return lines
+    both -= {written for written, found in RESOLVED.items() if found in both}
+    return changed_settings({name: saved[name] for name in both}, {name: now[name] for name in both})
+
+
+def check_folder(args: Any, known: Mapping[str, Any]) -> None:
+    """Raises `InputError` if `output_dir` holds a run with other settings than those `known` so far. Collective."""
+    newest = on_main_process(args, partial(last_checkpoint, args.output_dir))
+    if newest is not None and not args.resume_with_changes:
+        check_checkpoint(args, newest, {**settings_of_arguments(args), **known})
 
 
 def check_checkpoint(args: Any, checkpoint: str, now: Mapping[str, Any]) -> None:
@@ -251,7 +258,9 @@ def check_checkpoint(args: Any, checkpoint: str, now: Mapping[str, Any]) -> None
     if lines and not args.resume_with_changes:
         raise InputError(
             f"resume_from_checkpoint: {checkpoint} was made with other settings, so the result would match neither "
-            "run:\n  " + ";\n  ".join(lines) + ".\nRestore them, or set resume_with_changes to true to resume anyway"
+            "run:\n  "
+            + ";\n  ".join(lines)
+            + ".\nUse another output_dir; or restore them, or set resume_with_changes to true to resume anyway"
         )
     if lines:
         warnings.warn(f"{checkpoint} is resumed with other settings: {'; '.join(lines)}", stacklevel=5)
