@@ -18,6 +18,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from epo_trl.errors import InputError
 
+_type_hints = cache(get_type_hints)
+
 
 @dataclass(frozen=True)
 class Range:
@@ -89,7 +91,7 @@ def read_bounds(hints: Mapping[str, Any] | type) -> dict[str, FieldBounds]:
         hints: Types by name, or the dataclass that defines them.
     """
     if isinstance(hints, type):
-        hints = _hints_of(hints)
+        hints = _type_hints(hints, include_extras=True)
     found = {}
     for name, hint in hints.items():
         for part in (hint, *get_args(hint)):
@@ -97,11 +99,6 @@ def read_bounds(hints: Mapping[str, Any] | type) -> dict[str, FieldBounds]:
                 if isinstance(bounds, Bounds):
                     found[name] = FieldBounds(bounds, get_args(part)[0], part is not hint)
     return found
-
-
-@cache
-def _hints_of(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
 
 
 def check_bounds(config: Any, others: Mapping[str, Any] | None = None) -> None:

@@ -162,13 +162,9 @@ class EPOPPOTrainer(EPOTrainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Creates the scheduler. The policy's learning rate is 0 during the first `critic_warmup_steps`."""
         scheduler, start = super().create_scheduler(num_training_steps, optimizer), self.args.critic_warmup_steps
-
-        def delayed(schedule: Callable[[int], float]) -> Callable[[int], float]:
-            return lambda step: 0.0 if step < start else schedule(step)
-
         for i, group in enumerate(scheduler.optimizer.param_groups if start else ()):
             if group.get(PART) != CRITIC:
-                scheduler.lr_lambdas[i] = delayed(scheduler.lr_lambdas[i])
+                scheduler.lr_lambdas[i] = lambda step, own=scheduler.lr_lambdas[i]: 0.0 if step < start else own(step)
                 group["lr"] = scheduler.base_lrs[i] * scheduler.lr_lambdas[i](scheduler.last_epoch)
                 scheduler.get_last_lr()[i] = group["lr"]  # the list itself: logs read it
         return scheduler
