@@ -12,7 +12,7 @@ end after one turn, rank 1's after three, so rank 0 has to go on generating whil
 `nucleus-{tied,untied}`: two steps on episodes made by hand, with an entropy inside a reference's nucleus, and one
 inside the policy's own.
 
-`ppo-CRITIC`: steps 1 to 3 train on episodes made by hand, 4 and 5 play; `resume-CRITIC`: those alone,
+`ppo-CRITIC`: steps 1 and 2 train on episodes made by hand, the third plays; `resume-CRITIC`: that one alone,
 from its checkpoint. `end-CRITIC`: the whole run, when only the final save is left to do. CRITIC is a kind of critic, or
 `adapters` for a policy and a separate critic with an adapter each.
 
@@ -84,7 +84,7 @@ CUT = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 GUARDED: dict[str, Any] = {**SETTINGS, "learning_rate": 0.1, "max_steps": 6, "max_skipped_updates": 2}
 PPO: dict[str, Any] = {  # larger steps of the critic make float errors grow
     **SETTINGS, "num_generations": 1, "learning_rate": 0.1, "critic_learning_rate": 0.3, "value_coef": 0.01,
-    "gamma": 0.9, "gae_lambda": 0.8, "max_steps": 5,
+    "gamma": 0.9, "gae_lambda": 0.8, "max_steps": 3,
 }  # fmt: skip
 NUCLEUS: dict[str, Any] = {
     **SETTINGS,
@@ -221,7 +221,7 @@ def forget_the_mode() -> None:
 
 def resume_ppo(rank: int, mode: str, folder: Path, critic: str) -> None:
     first = folder.with_name(f"{mode}-ppo-{critic}")
-    train_ppo(rank, mode, folder, critic, run=first / "run", checkpoint=str(first / "run" / "checkpoint-3"))
+    train_ppo(rank, mode, folder, critic, run=first / "run", checkpoint=str(first / "run" / "checkpoint-2"))
 
 
 def end_ppo(rank: int, mode: str, folder: Path, critic: str) -> None:
@@ -239,13 +239,13 @@ def with_critic(critic: str) -> dict[str, Any]:
 def train_ppo(
     rank: int, mode: str, folder: Path, critic: str, run: Path | None = None, checkpoint: str | None = None
 ) -> None:
-    keep = KeepWeights(3)
+    keep = KeepWeights(2)
     trainer = make_ppo(
         run or folder / "run",
         suite=OneFaultySuite(rank),
         **CUT,
         save_strategy="steps",
-        save_steps=3,
+        save_steps=2,
         tokens_per_pass=40,  # the ranks have different numbers of passes
         recompute_passes=mode == "ddp",
         deepspeed=DEEPSPEED[mode],
@@ -254,14 +254,14 @@ def train_ppo(
         **{**PPO, **({"optim": "adamw_torch"} if mode == "fsdp" else {})},  # plain SGD has no state to be saved
     )
     share = ROWS // WORLD
-    inject_ppo(trainer, slice(rank * share, (rank + 1) * share), rollouts=0 if checkpoint else 3)
+    inject_ppo(trainer, slice(rank * share, (rank + 1) * share), rollouts=0 if checkpoint else 2)
     if checkpoint == "end":
         trainer.play = None
         trainer.train_to_end()
     else:
         trainer.train(resume_from_checkpoint=checkpoint)
     result = {"kind": str(trainer.accelerator.distributed_type), "log": trainer.state.log_history}
-    leave(rank, folder, {"third": keep.weights, "last": gathered(trainer.model)}, result)
+    leave(rank, folder, {"second": keep.weights, "last": gathered(trainer.model)}, result)
 
 
 def train_half(rank: int, mode: str, folder: Path, critic: str) -> None:

@@ -37,6 +37,10 @@ class Fork:
     def __init__(self, pid: int) -> None:
         self.pid, self._code = pid, None
 
+    @property
+    def returncode(self) -> int | None:
+        return self._code
+
     def poll(self) -> int | None:
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)

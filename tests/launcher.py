@@ -32,31 +32,21 @@ def launch(
     words = [str(TESTS / script), ",".join(runs), str(folder), *arguments]
     env = {**_environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)} for rank in range(world)]
-    _run([(words, {**env, **rank}) for rank in ranks], folder, "rank", timeout_seconds, start)
-
-
-def launch_nodes(
-    config: Path, script: str, runs: Sequence[str], folder: Path, timeout_seconds: float = TIMEOUT_SECONDS
-) -> None:
-    """Runs `accelerate launch` once per node, with one rank each: as on two machines, which are both this one.
-
-    The ranks, which it starts, are programs of their own.
-
-    Args:
-        config: For accelerate. It says how many nodes there are.
-        script: Of this folder.
-        runs: What the script runs.
-        folder: Where it writes.
-        timeout_seconds: Of the whole.
-    """
-    port = str(free_port())
-    commands = []
-    for rank, host in enumerate(("127.0.0.1", "localhost")):
-        words = ["-m", "accelerate.commands.launch", "--config_file", str(config)]
-        words += ["--num_processes", str(WORLD), "--mixed_precision", "no", "--machine_rank", str(rank)]
-        words += ["--main_process_ip", host, "--main_process_port", port]
-        commands.append(([*words, str(TESTS / script), ",".join(runs), str(folder)], _environment()))
-    _run(commands, folder, "node", timeout_seconds, forked.start)
+    processes, logs = [], [folder / f"rank{rank}.log" for rank in range(world)]
+    try:
+        for rank, log in zip(ranks, logs, strict=True):
+            processes.append(start(words, cwd=Path.cwd(), log=log, **env, **rank))
+        end = time.monotonic() + timeout_seconds
+        while any(p.poll() is None for p in processes) and time.monotonic() < end:
+            if any(p.poll() for p in processes):
+                break
+            time.sleep(0.2)
+        codes = [p.poll() for p in processes]
+    finally:
+        for process in processes:
+            _end(process)
+    tails = "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
+    assert codes == [0] * world, f"exit codes {codes} (None: still running after {timeout_seconds} s)\n{tails}"
 
 
 def _environment() -> dict[str, str]:
@@ -72,27 +62,6 @@ def start_program(words: Sequence[str], *, cwd: Path, log: Path, **env: str) -> 
     """Starts `python WORDS...` as `forked.start` does, but with all its imports."""
     words = [sys.executable, *words]
     return subprocess.Popen(words, cwd=cwd, env=env, stdout=log.open("w"), stderr=subprocess.STDOUT, process_group=0)
-
-
-def _run(
-    commands: Sequence[tuple[list[str], dict[str, str]]], folder: Path, name: str, timeout_seconds: float,
-    start: Callable[..., Any],
-) -> None:  # fmt: skip
-    processes, logs = [], [folder / f"{name}{number}.log" for number in range(len(commands))]
-    try:
-        for (words, env), log in zip(commands, logs, strict=True):
-            processes.append(start(words, cwd=Path.cwd(), log=log, **env))
-        end = time.monotonic() + timeout_seconds
-        while any(p.poll() is None for p in processes) and time.monotonic() < end:
-            if any(p.poll() for p in processes):
-                break
-            time.sleep(0.2)
-        codes = [p.poll() for p in processes]
-    finally:
-        for process in processes:
-            _end(process)
-    tails = "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in logs)
-    assert codes == [0] * len(commands), f"exit codes {codes} (None: still running after {timeout_seconds} s)\n{tails}"
 
 
 def _end(process: Any) -> None:

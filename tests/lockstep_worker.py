@@ -40,13 +40,7 @@ SETTINGS: dict[str, Any] = {
     "max_aborted_share": 1.0,
 }
 ZERO2 = {**ZERO3, "zero_optimization": {"stage": 2}}
-# Mode to DeepSpeed configuration and settings of the trainer.
-MODES: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
-    "ddp": (None, {}),
-    "zero2": (ZERO2, {}),
-    "zero3": (ZERO3, {}),
-    "zero3_no_gather": (ZERO3, {"ds3_gather_for_generation": False}),
-}
+MODES = {"ddp": None, "zero2": ZERO2, "zero3": ZERO3}  # to DeepSpeed's config
 
 
 # ------------------------------------------------------------------------------------------------------ what happens
@@ -201,16 +195,14 @@ class Record:
 
 
 def train(mode: str, rank: int, folder: Path, rollouts: int) -> None:
-    deepspeed, settings = MODES[mode]
     trainer = make_trainer(
         folder / mode,
         suite=PlannedSuite(rank),
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         max_steps=rollouts + 1,
-        deepspeed=deepspeed,
+        deepspeed=MODES[mode],
         **SETTINGS,
-        **settings,
     )
     assert trainer.accelerator.num_processes == WORLD, trainer.accelerator.state
     record = Record(trainer, rank, rollouts)

@@ -49,7 +49,7 @@ def recipe(monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_policy_learns_from_what_it_has_won_and_a_finished_run_is_left_as_it_is(tmp_path, recipe):
     warm, evolved = tmp_path / "warm", tmp_path / "evolved"
-    done = recipe("sft.py", "--output_dir", str(warm), "--max_steps", "60")
+    done = recipe("sft.py", "--output_dir", str(warm), "--max_steps", "40")
     assert done.returncode == 0, done.stderr[-3000:]
     options = [
         "--model_name_or_path", str(warm), "--output_dir", str(evolved), "--rounds", "2", "--samples", "24",

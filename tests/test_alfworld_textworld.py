@@ -49,10 +49,10 @@ def test_both_engines_agree_on_what_only_real_games_hold():
 
 @pytest.mark.slow
 def test_both_engines_agree_on_games_of_all_types_and_splits_and_on_many_like_the_real_ones():
-    games = [game for split in SPLITS for game in one_of_each_type(split, 21)]
-    report = check(games + [game_like_the_real_ones(index, seed=9) for index in range(6)], steps=36)
-    assert report.games == 24 and report.task_types == set(TASK_TYPES)
-    assert report.steps > 1500 and report.odd_inputs > 300 and report.wins > 20
+    games = [one_of_each_type(split, 21)[part::3] for part, split in enumerate(SPLITS)]
+    report = check(sum(games, []) + [game_like_the_real_ones(index, seed=9) for index in range(4)], steps=36)
+    assert report.games == 10 and report.task_types == set(TASK_TYPES)
+    assert report.steps > 600 and report.odd_inputs > 120 and report.wins > 8
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from distributed_worker import (
     nucleus_model,
     weights_with,
 )
-from launcher import HAS_DEEPSPEED, TESTS, launch, launch_nodes, launched_once, needs_deepspeed
+from launcher import HAS_DEEPSPEED, launch, launched_once, needs_deepspeed
 from run_kit import StopAt
 from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make_ppo, make_trainer, with_episodes
 from transformers import AutoModelForCausalLM, Trainer
@@ -33,11 +33,11 @@ from epo_trl.trainers.epo_trainer import METHODS, EPOTrainer
 pytestmark = pytest.mark.slow
 
 MODES = ["ddp", pytest.param("zero3", marks=needs_deepspeed)]
-RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-separate", "ddp-ppo-value_head"]
+RUNS = ["ddp-grpo", "ddp-guards-nonfinite", "ddp-ppo-value_head"]
 RUNS += ["ddp-dapo-30", "ddp-again-30", "ddp-dapo-1", "ddp-table", "ddp-eye"]
 RUNS += ["ddp-ahead-batch", "ddp-ahead-behind", "ddp-ahead-again", "ddp-ahead-dead"]
-RUNS += ["fsdp-ppo-separate", "fsdp-ppo-adapters"]
-RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate", "zero3-ppo-value_head"]
+RUNS += ["fsdp-ppo-separate"]
+RUNS_OF_DEEPSPEED = ["zero3-grpo", "zero3-guards-sigterm", "zero3-ppo-separate"]
 RUNS_OF_DEEPSPEED += ["zero3-nucleus-tied", "zero3-nucleus-untied", "zero3-eye"]
 RUNS_OF_DEEPSPEED += ["zero3-half-separate", "zero3-half-value_head", "zero3-half-adapters"]
 
@@ -113,7 +113,7 @@ def test_the_checkpoint_has_the_history_and_a_model_that_loads_alone_and_knows_i
     state = json.loads((checkpoint / STATE_FILE).read_text())
     history = torch.load(checkpoint / METHODS, weights_only=True)["epo"]["history"]
     assert (state["rl_step"], history) == (3, results[0]["history"])
-    with pytest.raises(ValueError, match=f"world_size: {WORLD} in the checkpoint, 1 now"):
+    with pytest.raises(ValueError, match=f"world_size: {WORLD} there, 1 now"):
         make_trainer(tmp_path, trust_checkpoint=True, **SETTINGS).train(resume_from_checkpoint=str(checkpoint))
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     assert difference(dict(model.named_parameters()), weights["last"]) == 0.0
@@ -153,23 +153,6 @@ def test_the_terms_inside_nuclei_are_those_of_one_process(launched, tmp_path, ru
         own = ("siren/entropy", "siren/peak_share")
         for name in ("loss", "grad_norm", "ref-nucleus/entropy", "ref-nucleus/choice_share", *own):
             assert together[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-5), name
-
-
-@needs_deepspeed
-def test_two_nodes_come_to_the_same_as_one(launched, tmp_path):
-    """`accelerate launch` for each of two nodes, by the shipped config, with one rank each."""
-    _, (alone, _), (weights, _) = launched("zero3-grpo")
-    config = TESTS.parent / "accelerate_configs" / "zero3_2nodes.yaml"
-    launch_nodes(config, "distributed_worker.py", ["zero3-grpo"], tmp_path)
-    nodes = [json.loads((tmp_path / "zero3-grpo" / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
-    assert [(node["kind"], node["local_rank"]) for node in nodes] == [("DistributedType.DEEPSPEED", "0")] * WORLD
-    for rank in range(WORLD):
-        found = torch.load(tmp_path / "zero3-grpo" / f"weights{rank}.pt")
-        assert difference(found["last"], weights["last"]) < 1e-6 < 1e-2 < difference(weights["first"], weights["last"])
-        assert nodes[rank]["history"] == alone["history"]
-    names = ("loss", "reward", "entropy/all_tokens", "epo/entropy_loss")
-    for one, other in zip(alone["log"], nodes[0]["log"], strict=True):
-        assert {name: one.get(name) for name in names} == pytest.approx({name: other.get(name) for name in names})
 
 
 # ------------------------------------------------------------------------------------------------------------- guards
@@ -271,34 +254,30 @@ def test_ranks_end_together_when_the_server_of_one_dies_during_an_update(launche
 # ---------------------------------------------------------------------------------------------------------------- PPO
 
 
-@pytest.fixture(params=["separate", "value_head"])
-def critic(request):
-    return request.param
-
-
-@pytest.fixture(params=MODES)
-def ppo(request, critic, launched):
+@pytest.fixture(params=[("ddp", "value_head"), pytest.param(("zero3", "separate"), marks=needs_deepspeed)])
+def ppo(request, launched):
     """Returns the mode, the kind of critic, what both ranks wrote, and the folder."""
-    folder, results, weights = launched(f"{request.param}-ppo-{critic}")
-    return request.param, critic, [result["log"] for result in results], weights, folder
+    mode, critic = request.param
+    folder, results, weights = launched(f"{mode}-ppo-{critic}")
+    return mode, critic, [result["log"] for result in results], weights, folder
 
 
-def test_policy_and_critic_after_three_steps_are_those_of_one_process(ppo, tmp_path):
+def test_policy_and_critic_after_two_steps_are_those_of_one_process(ppo, tmp_path):
     _, critic, (log, _), (weights, other), _ = ppo
-    keep = KeepWeights(3)
-    trainer = make_ppo(tmp_path, callbacks=[keep, StopAt(3)], critic=critic, **PPO)
+    keep = KeepWeights(2)
+    trainer = make_ppo(tmp_path, callbacks=[keep, StopAt(2)], critic=critic, **PPO)
     start = gathered(trainer.model)
-    inject_ppo(trainer, slice(None), rollouts=3)
+    inject_ppo(trainer, slice(None), rollouts=2)
     trainer.train()
-    assert difference(weights["third"], other["third"]) == difference(weights["last"], other["last"]) == 0.0
+    assert difference(weights["second"], other["second"]) == difference(weights["last"], other["last"]) == 0.0
     for part in (True, False):
         alone, together, before = (
             {name: p for name, p in named.items() if ("critic." in name) == part}
-            for named in (keep.weights, weights["third"], start)
+            for named in (keep.weights, weights["second"], start)
         )
         assert difference(alone, before) > 1e-2
         assert difference(alone, together) < 1e-5
-    for mine, theirs in zip(trainer.state.log_history[:3], log, strict=False):
+    for mine, theirs in zip(trainer.state.log_history[:2], log, strict=False):
         for name in ("critic/value_loss", "critic/value", "gae/advantage_turns_2", "epo/entropy_loss"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
 
@@ -318,18 +297,17 @@ def test_policy_and_critic_train_in_bfloat16_where_weights_are_loaded_in_parts(l
 def test_ranks_with_different_numbers_of_turns_play_on_with_a_critic(ppo):
     *_, (one, other), _, _ = ppo
     steps = [line for line in one if "critic/value_loss" in line]
-    assert len(steps) == 5 and [line["env/aborted"] for line in steps] == [1 / ROWS] * 5
-    played = [line["env/turns"] for line in steps[3:]]
-    assert played == [(4 * 1 + 3 * 3) / 7] * 2  # the aborted one does not count
+    assert [line["env/aborted"] for line in steps] == [1 / ROWS] * 3
+    assert steps[-1]["env/turns"] == (4 * 1 + 3 * 3) / 7  # the aborted one does not count
 
 
 def test_the_checkpoint_of_several_ranks_has_policy_and_critic_apart(ppo):
     mode, critic, _, (weights, _), folder = ppo
-    checkpoint = folder / "run" / "checkpoint-3"
+    checkpoint = folder / "run" / "checkpoint-2"
     model, info = AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     saved = {f"critic.{name}": value for name, value in safetensors.torch.load_file(checkpoint / CRITIC_FILE).items()}
-    assert difference({**dict(model.named_parameters()), **saved}, weights["third"]) == 0.0
+    assert difference({**dict(model.named_parameters()), **saved}, weights["second"]) == 0.0
 
 
 def test_ranks_resume_bit_equal_with_a_critic_and_end_once(launched, tmp_path):
@@ -338,18 +316,17 @@ def test_ranks_resume_bit_equal_with_a_critic_and_end_once(launched, tmp_path):
     resumed, ended = ([run.replace("-ppo-", f"-{what}-") for run in runs] for what in ("resume", "end"))
     for run in runs:
         shutil.copytree(launched(run)[0], tmp_path / run)
-        shutil.rmtree(tmp_path / run / "run" / "checkpoint-5")
+        shutil.rmtree(tmp_path / run / "run" / "checkpoint-3")
     launch("distributed_worker.py", resumed + ended, tmp_path)
     for run, *again in zip(runs, resumed, ended, strict=True):
         _, (result, _), (weights, _) = launched(run)
         assert (result["kind"] == "DistributedType.FSDP") == run.startswith("fsdp")
-        assert difference(weights["third"], weights["last"]) > 1e-4
+        assert difference(weights["second"], weights["last"]) > 1e-4
         for name in again:
             assert difference(torch.load(tmp_path / name / "weights0.pt")["last"], weights["last"]) == 0.0
         end = tmp_path / run / "run"
-        weights_file = "adapter_model.safetensors" if run.endswith("adapters") else "model.safetensors"
-        for name in (weights_file, CRITIC_FILE):
-            assert (end / name).read_bytes() == (end / "checkpoint-5" / name).read_bytes()
+        for name in ("model.safetensors", CRITIC_FILE):
+            assert (end / name).read_bytes() == (end / "checkpoint-3" / name).read_bytes()
         assert (end / FINISHED).is_file()
 
 

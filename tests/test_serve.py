@@ -2,12 +2,8 @@
 
 import asyncio
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,7 +16,7 @@ import forked
 import server_process
 import websockets
 from datasets import Dataset
-from processes import assert_gone, assert_soon
+from processes import assert_soon
 from tool_worlds import chat_tokenizer, scripted_model, train_with_trl, wait_for_seat
 
 from epo_trl.envs import EnvError
@@ -210,32 +206,6 @@ def test_an_idle_session_loses_its_seat():
         with pytest.raises(EnvError, match="closed after its idle timeout"):
             env.step("red")
         env.close()
-
-
-HANGING = """
-import time
-from epo_trl.envs.trap import Trap, TrapSuite
-class Games(TrapSuite):
-    instant = False
-Trap.step = lambda self, action: time.sleep(600)
-"""
-
-
-def test_ctrl_c_ends_a_server_whose_game_hangs(tmp_path):
-    """In a process that ends as Python does: a fork of this one ends at once."""
-    (tmp_path / "hanging.py").write_text(HANGING)
-
-    def start(words, env):
-        return subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=env)
-
-    with server_process.served("hanging:Games", "--call_timeout", "0.2", start=start) as (url, pid):
-        env = client_suite(url, train_tasks=5).make_env()
-        env.reset(options={"task_id": "train/0"})
-        with pytest.raises(EnvError, match="call_timeout"):
-            env.step("red")
-        env.close()
-        os.kill(pid, signal.SIGINT)
-        assert_gone([pid], 60)
 
 
 def class_of_the_docs(url):

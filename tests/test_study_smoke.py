@@ -21,7 +21,7 @@ SMOKE = Path("studies/smoke.yaml")
 def test_a_study_runs_from_its_warm_start_to_its_report_without_a_warning(tmp_path, monkeypatch):
     """With one of its arms; several, and what a kill changes: tests/test_study.py with a recipe that does nothing.
 
-    The recipes check their configs in forks, one after the other; the runs pay their imports.
+    All of it in forks: tests/test_ctrl_c.py reads what a program says while it is imported.
     """
     monkeypatch.chdir(ROOT)
     for name, value in {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}.items():
@@ -33,7 +33,11 @@ def test_a_study_runs_from_its_warm_start_to_its_report_without_a_warning(tmp_pa
         done = forked.run(words[1:], cwd=ROOT, log=tmp_path / "check.txt", **env)
         return SimpleNamespace(returncode=done.returncode, stderr=done.stdout)
 
+    def start(words, stdout, env, **_):
+        return forked.start(words[1:], cwd=ROOT, log=Path(stdout.name), **env)
+
     monkeypatch.setattr(runner.subprocess, "run", check)
+    monkeypatch.setattr(runner.subprocess, "Popen", start)
     runs, results = tmp_path / "runs", tmp_path / "results"
     small = tmp_path / "smoke.yaml"
     assert (text := SMOKE.read_text()).count("max_steps: 12") == 1

@@ -53,14 +53,14 @@ def test_the_engine_s_solutions_win():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["windowed", "concatenated"])
-def test_a_tiny_model_trains_for_two_steps(context, tmp_path):
+def test_a_tiny_model_trains_for_two_steps(tmp_path):
     suite = make_suite(gold=True)
     suite.demonstration_tasks = lambda *_: suite.task_ids("train")[:3]
     tokenizer = build_tokenizer(corpus(suite, "general_compact"))
     config = make_config(
-        tmp_path, context=context, prompt_template="general_compact", per_device_train_batch_size=4, num_generations=2,
-        max_steps=2, max_turns=2, max_prompt_length=512, max_completion_length=12, invalid_action_penalty=0.1,
+        tmp_path, context="concatenated", prompt_template="general_compact", per_device_train_batch_size=4,
+        num_generations=2, max_steps=2, max_turns=2, max_prompt_length=512, max_completion_length=12,
+        invalid_action_penalty=0.1,
     )  # fmt: skip
     trainer = EPOTrainer(build_model(tokenizer, hidden_size=32), suite, args=config, processing_class=tokenizer)
     trainer.train()
