@@ -150,17 +150,15 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "adapter": {name: config.to_dict() | {"base_model_name_or_path": None} for name, config in adapters.items()},
         **trainer.settings_of_data(),
     }
-    settings |= settings_of_arguments(args)
+    settings |= _of_arguments(args)
     for name in MODELS:
         if settings.get(name):
             settings[name] = on_main_process(args, partial(what_model, settings[name]))
     return json.loads(json.dumps(settings, default=_plain))
 
 
-def settings_of_arguments(args: Any) -> dict[str, Any]:
-    """Returns the part of `settings_of` that is known before the model is loaded, as plain JSON types."""
-    settings = {name: value for name, value in args.to_dict().items() if name not in MAY_CHANGE}
-    return json.loads(json.dumps(settings, default=_plain))
+def _of_arguments(args: Any) -> dict[str, Any]:
+    return {name: value for name, value in args.to_dict().items() if name not in MAY_CHANGE}
 
 
 def load_settings(model: Any, args: Any) -> dict[str, Any]:
@@ -242,7 +240,8 @@ def check_folder(args: Any, known: Mapping[str, Any]) -> None:
     """Raises `InputError` if `output_dir` holds a run with other settings than those `known` so far. Collective."""
     newest = on_main_process(args, partial(last_checkpoint, args.output_dir))
     if newest is not None and not args.resume_with_changes:
-        check_checkpoint(args, newest, {**settings_of_arguments(args), **known})
+        now = json.dumps({**_of_arguments(args), **known}, default=_plain)
+        check_checkpoint(args, newest, json.loads(now))
 
 
 def check_checkpoint(args: Any, checkpoint: str, now: Mapping[str, Any]) -> None:
@@ -258,9 +257,8 @@ def check_checkpoint(args: Any, checkpoint: str, now: Mapping[str, Any]) -> None
     if lines and not args.resume_with_changes:
         raise InputError(
             f"resume_from_checkpoint: {checkpoint} was made with other settings, so the result would match neither "
-            "run:\n  "
-            + ";\n  ".join(lines)
-            + ".\nUse another output_dir; or restore them, or set resume_with_changes to true to resume anyway"
+            "run:\n  " + ";\n  ".join(lines) + ".\nUse another output_dir, restore them, or set resume_with_changes "
+            "to true to resume anyway"
         )
     if lines:
         warnings.warn(f"{checkpoint} is resumed with other settings: {'; '.join(lines)}", stacklevel=5)
