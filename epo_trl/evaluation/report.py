@@ -222,7 +222,7 @@ def report_files(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
 
 
 def format_table(reports: Sequence[EvalReport] | Mapping[str, Sequence[EvalReport]], *, width: int = 80) -> str:
-    """Formats reports as a plain-text table with one row per report and per task type, and notes on each report.
+    """Formats reports as a plain-text table: a row for each report and, if there are several, each of its task types.
 
     A mapping of reports has their labels, such as `"before RL"`. `width` is in characters.
     """
@@ -261,7 +261,7 @@ def _add_rows(table: Table, name: str, report: EvalReport, scored: bool) -> None
         f"{report.mean_turns:.1f}",
         f"{100 * report.invalid_action_rate:.1f}",
     )
-    for kind, count in report.types.items() if set(report.types) != {UNKNOWN} else ():
+    for kind, count in report.types.items() if len(report.types) > 1 else ():
         table.add_row(
             plain(f" {kind or '(not begun)'}"),
             str(count.episodes),
