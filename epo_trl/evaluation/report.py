@@ -235,8 +235,8 @@ def format_table(reports: Sequence[EvalReport] | Mapping[str, Sequence[EvalRepor
         ", ".join(filter(None, [label, *(values[i] for values in differ), report.split]))
         for i, (label, report) in enumerate(rows)
     ]
-    look: Any = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "collapse_padding": True}
-    table = Table(title=plain(", ".join(shared)), title_justify="left", **look)
+    table = Table(title=plain(", ".join(shared)), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    table.pad_edge, table.collapse_padding = False, True
     table.add_column("games", overflow="fold")
     scored = any(report.mean_score is not None for _, report in rows)
     for heading in ("n", "success %", "95 % interval", *(["score"] if scored else []), "turns", "invalid %"):

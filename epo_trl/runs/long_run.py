@@ -18,7 +18,7 @@ from transformers.trainer import Trainer
 
 from epo_trl.errors import InputError
 from epo_trl.runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigterm, adapt_state, log_in_output_dir
-from epo_trl.runs.checkpoint_files import FINISHED, STATE_FILE, flush, is_complete, last_checkpoint, rotate
+from epo_trl.runs.checkpoint_files import FINISHED, STATE_FILE, flush, is_complete, rotate
 from epo_trl.runs.run_lock import on_main_process, run_lock
 from epo_trl.runs.run_settings import (
     check_checkpoint,
@@ -26,6 +26,7 @@ from epo_trl.runs.run_settings import (
     differences,
     load_settings,
     model_digest,
+    newest_checkpoint,
     settings_of,
     warn_rounded_updates,
 )
@@ -102,9 +103,7 @@ class LongRun(Trainer):
         """
         args = self.args
         with run_lock(args):
-            end = partial(read_state, self._end_file, "step", "settings")
-            newest = self.newest_checkpoint()
-            self._end = on_main_process(args, lambda: end() if os.path.exists(self._end_file) else {})
+            newest, self._end = newest_checkpoint(args), on_main_process(args, self._read_end)
             if self._end and newest is None:
                 raise InputError(
                     f"output_dir: expected a checkpoint in {args.output_dir}, where a run has finished, got none "
@@ -128,6 +127,9 @@ class LongRun(Trainer):
             if args.push_to_hub and self._end.get("uploaded") != place:
                 self.push_to_hub()
                 self._write_end(**{**self._end, "uploaded": place})
+
+    def _read_end(self) -> dict[str, Any]:
+        return read_state(self._end_file, "step", "settings") if os.path.exists(self._end_file) else {}
 
     def _write_end(self, **end: Any) -> None:
         self._end = end
@@ -167,13 +169,9 @@ class LongRun(Trainer):
                 if self._nothing_left:
                     self.callback_handler.callbacks = callbacks
 
-    def newest_checkpoint(self) -> str | None:
-        """Returns the newest complete checkpoint in `output_dir`, or `None`. Collective."""
-        return on_main_process(self.args, partial(last_checkpoint, self.args.output_dir))
-
     def _checkpoint(self, asked: str | bool | None) -> str | None:
         """Returns the checkpoint that is asked for, after its checks; `None` for a run that starts."""
-        own, newest = self.args.output_dir, self.newest_checkpoint()
+        own, newest = self.args.output_dir, newest_checkpoint(self.args)
         checkpoint = newest if asked is True else asked or None
         if asked and checkpoint is None:
             raise InputError(f"resume_from_checkpoint: expected a complete checkpoint in {own}, got none")

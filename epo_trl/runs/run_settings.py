@@ -126,8 +126,8 @@ MAY_CHANGE = frozenset(
 )
 # Settings that name a model: a folder of weights or a Hub id.
 MODELS = ("model", "adapter_weights")
-# Settings as written, and the resolved setting that is compared instead: it includes defaults and no path.
-RESOLVED = {"method_kwargs": "methods", "prompt_template": "template"}
+# Settings as written. `methods` and `template`, with defaults and without a path, are compared instead.
+RESOLVED = frozenset(("method_kwargs", "prompt_template"))
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def _of_arguments(args: Any) -> dict[str, Any]:
-    return {name: value for name, value in args.to_dict().items() if name not in MAY_CHANGE}
+    return {name: value for name, value in args.to_dict().items() if name not in MAY_CHANGE | RESOLVED}
 
 
 def load_settings(model: Any, args: Any) -> dict[str, Any]:
@@ -232,13 +232,17 @@ def _plain(value: Any) -> Any:
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns one line per setting that differs, among those that both sides have."""
     both = saved.keys() & now.keys()
-    both -= {written for written, found in RESOLVED.items() if found in both}
     return changed_settings({name: saved[name] for name in both}, {name: now[name] for name in both})
+
+
+def newest_checkpoint(args: Any) -> str | None:
+    """Returns the newest complete checkpoint in `output_dir`, or `None`. Collective."""
+    return on_main_process(args, partial(last_checkpoint, args.output_dir))
 
 
 def check_folder(args: Any, known: Mapping[str, Any]) -> None:
     """Raises `InputError` if `output_dir` holds a run with other settings than those `known` so far. Collective."""
-    newest = on_main_process(args, partial(last_checkpoint, args.output_dir))
+    newest = newest_checkpoint(args)
     if newest is not None and not args.resume_with_changes:
         now = json.dumps({**_of_arguments(args), **known}, default=_plain)
         check_checkpoint(args, newest, json.loads(now))
