@@ -2,13 +2,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from alfworld_games import (
-    ALL_TYPES_KITCHEN,
-    SMALL,
-    as_downloaded,
-    game_like_the_real_ones,
-    small_game,
-)
+from alfworld_games import ALL_TYPES_KITCHEN, SMALL, as_downloaded, game_like_the_real_ones, small_game
 
 from epo_trl.envs.alfworld.engine import State
 from epo_trl.envs.alfworld.pddl import Goal, display_names, read_goal

@@ -11,13 +11,7 @@ from trainer_kit import make_model, toy_tokenizer
 from trl import ModelConfig
 
 from epo_trl.cli import imitation
-from epo_trl.cli.imitation import (
-    DemonstrationArguments,
-    ImitationConfig,
-    demonstrations,
-    imitate,
-    training_examples,
-)
+from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig, demonstrations, imitate, training_examples
 from epo_trl.envs.toy import ToySuite
 from epo_trl.evaluation import Protocol
 from epo_trl.evaluation.play import protocol_context

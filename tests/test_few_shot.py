@@ -3,17 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from rollout_parts import (
-    QWEN,
-    ScriptedEnv,
-    answer,
-    build,
-    byte_tokenizer,
-    chat_ids,
-    context_of,
-    ids_of,
-    step,
-)
+from rollout_parts import QWEN, ScriptedEnv, answer, build, byte_tokenizer, chat_ids, context_of, ids_of, step
 from tokenizer_families import FAMILIES
 from trainer_kit import make_config
 

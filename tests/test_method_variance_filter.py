@@ -5,15 +5,7 @@ from dataclasses import replace
 import pytest
 from method_batches import run_on_ranks
 from run_kit import logged
-from trainer_kit import (
-    GROUP,
-    catch_step,
-    difference,
-    largest,
-    make_config,
-    make_episodes,
-    make_trainer,
-)
+from trainer_kit import GROUP, catch_step, difference, largest, make_config, make_episodes, make_trainer
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Comm, Group, Selection, build_methods

@@ -18,14 +18,7 @@ from typing import Any, NoReturn
 
 from epo_trl.cli import MODULES
 from epo_trl.cli.base import TRACEBACK, rank, run_program, say
-from epo_trl.cli.options import (
-    NOTHING,
-    RECIPES,
-    CommandLine,
-    ConfigIsValid,
-    list_configs,
-    read_command_line,
-)
+from epo_trl.cli.options import NOTHING, RECIPES, CommandLine, ConfigIsValid, list_configs, read_command_line
 from epo_trl.errors import InputError
 
 # A link to the folder of that name in the repository.

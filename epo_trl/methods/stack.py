@@ -11,18 +11,7 @@ import torch
 from torch import Tensor
 
 from epo_trl.errors import InputError
-from epo_trl.methods.base import (
-    Batch,
-    Comm,
-    Credit,
-    Group,
-    Method,
-    MicroBatch,
-    Need,
-    Selection,
-    Statistic,
-    StepSummary,
-)
+from epo_trl.methods.base import Batch, Comm, Credit, Group, Method, MicroBatch, Need, Selection, Statistic, StepSummary
 from epo_trl.methods.entropy_meter import EntropyMeter
 from epo_trl.types import LARGEST_REWARD, Episode
 

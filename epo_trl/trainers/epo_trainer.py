@@ -51,12 +51,7 @@ from epo_trl.trainers.evaluator import Evaluator
 from epo_trl.trainers.model_card import OwnModelCard
 from epo_trl.trainers.monitoring.episode_samples import EpisodeSamples
 from epo_trl.trainers.monitoring.run_health import RunHealth, Streak
-from epo_trl.trainers.setup import (
-    check_context_fits,
-    divide,
-    keeping_reference,
-    set_up,
-)
+from epo_trl.trainers.setup import check_context_fits, divide, keeping_reference, set_up
 from epo_trl.trainers.step import Part, RLStep
 from epo_trl.trainers.support import check_arguments, check_policy
 from epo_trl.types import Episode

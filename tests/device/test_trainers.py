@@ -7,9 +7,7 @@ from test_epo_trainer import (
     test_evaluation_plays_the_whole_lists_once,
     test_lora_trains_the_adapter_alone_with_the_base_as_reference,
 )
-from test_generation_backends import (
-    test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept,
-)
+from test_generation_backends import test_a_rollout_of_concatenated_turns_is_the_same_without_what_was_kept
 from test_method_table import test_its_gradient_does_not_depend_on_how_the_batch_is_cut
 from test_ppo_trainer import (
     test_a_policy_with_an_adapter_trains_with_every_critic,
