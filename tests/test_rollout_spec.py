@@ -61,13 +61,15 @@ def test_rules_are_those_of_the_options_and_of_the_protocol(tmp_path):
     rewards = {
         "invalid_action": "skip",
         "invalid_action_penalty": 0.25,
+        "turn_penalty": 0.125,
         "success_reward": 3.0,
         "env_reward_weight": 0.5,
     }
     args = make_config(tmp_path, max_turns=7, require_think=False, **rewards)
     settings = build_rules(args, ToySuite(), byte_tokenizer(), {"state_key": True}).settings
     assert settings == RolloutSettings(max_turns=7, require_think=False, env_options={"state_key": True}, **rewards)
-    assert settings.reward(2.0, won=True, is_valid=False) == 0.5 * 2.0 + 3.0 - 0.25
+    assert settings.reward(2.0, won=True, is_valid=False) == 0.5 * 2.0 + 3.0 - 0.25 - 0.125
+    assert settings.reward(0.0, won=False, is_valid=True) == -0.125
     protocol = Protocol(
         name="p", max_turns=9, history_length=1, temperature=0, success_rule="ended-with-score", env_options={"a": 1}
     )

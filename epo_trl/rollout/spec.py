@@ -130,6 +130,9 @@ class RewardArguments:
     invalid_action_penalty: Annotated[float, Range(0, LARGEST_REWARD)] = option(
         0.1, "Invalid-action penalty: subtracted from the reward of each invalid turn."
     )
+    turn_penalty: Annotated[float, Range(0, LARGEST_REWARD)] = option(
+        0.0, "Subtracted from the reward of every turn, so that an early success is worth more than a late one."
+    )
     success_reward: Annotated[float, Range(-LARGEST_REWARD, LARGEST_REWARD)] = option(
         10.0, "Reward for solving the task."
     )
@@ -156,7 +159,7 @@ class RolloutSettings(RewardArguments):
 
     def reward(self, env_reward: float, *, won: bool, is_valid: bool) -> float:
         """Computes the reward of a turn; `EnvError` if its magnitude exceeds `LARGEST_REWARD`."""
-        paid = self.env_reward_weight * env_reward + self.success_reward * won
+        paid = self.env_reward_weight * env_reward + self.success_reward * won - self.turn_penalty
         paid = paid if is_valid else paid - self.invalid_action_penalty
         if abs(paid) > LARGEST_REWARD:
             raise EnvError(
