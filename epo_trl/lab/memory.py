@@ -219,15 +219,15 @@ def main(argv: Sequence[str]) -> int:
     settings = read_settings(line, AlgorithmArguments, StartArguments, find_algorithm(line.algorithm)[0], ModelConfig)
     model, rank = read_model(str(settings["model_name_or_path"]))
     settings |= {"lora_r": rank or settings["lora_r"]}  # an adapter is trained on as it is
-    weights = f"{(model.backbone + model.head) / 1e9:.2f} billion parameters"
-    if model.frozen:
-        weights += f" and {model.frozen / 1e9:.2f} frozen, which text never reaches"
-    for gpus in args.gpus:
-        started = Run(gpus, (0 if gpus == 1 else 3) if args.zero_stage is None else args.zero_stage)
-        run = read_run(settings, started, args.gpu_gb, args.prompt_tokens, args.response_tokens)
-        parts = memory_per_gpu(model, run)
-        say(f"{model.name}: {weights}, {gpus} GPU(s), {run.batch_tokens:,} tokens in a micro-batch, per GPU:")
-        for part, size in parts.items():
-            say(f"  {part:<16}{size / GB:>8.1f} GB")
-        say(f"{'fits' if parts['total'] <= args.gpu_gb * GB else 'does not fit'} on {args.gpu_gb:g} GB\n")
+    frozen = f" and {model.frozen / 1e9:.2f} frozen, which text never reaches" if model.frozen else ""
+    stages = {gpus: (0 if gpus == 1 else 3) if args.zero_stage is None else args.zero_stage for gpus in args.gpus}
+    lengths = args.prompt_tokens, args.response_tokens
+    runs = [read_run(settings, Run(*started), args.gpu_gb, *lengths) for started in stages.items()]
+    size = f"{(model.backbone + model.head) / 1e9:.2f} billion parameters{frozen}"
+    say(f"{model.name}: {size}, {runs[0].batch_tokens:,} tokens in a micro-batch\nGB per GPU:")
+    parts = [memory_per_gpu(model, run) for run in runs]
+    rows = {part: [f"{each[part] / GB:.1f}" for each in parts] for part in parts[0]}
+    fits = ["yes" if each["total"] <= args.gpu_gb * GB else "no" for each in parts]
+    for name, cells in {"number of GPUs": stages, **rows, f"fits {args.gpu_gb:g} GB": fits}.items():
+        say(f"{name:<16}" + "".join(f"{cell:>9}" for cell in cells))
     return 0
