@@ -55,11 +55,10 @@ from epo_trl.rollout.demonstrations import Demonstration, few_shot_of
 from epo_trl.rollout.spec import ResponseArguments
 from epo_trl.rollout.templates import FewShot
 from epo_trl.runs.callbacks import EXIT_CODE
-from epo_trl.runs.checkpoint_files import what_model
+from epo_trl.runs.files import read_state, what_model, write_state
 from epo_trl.runs.guards import TooManyAborted, first_errors
 from epo_trl.runs.run_lock import run_lock
 from epo_trl.runs.run_settings import content_digest
-from epo_trl.runs.state_file import read_state, write_state
 from epo_trl.types import Episode
 
 MAX_ABORTED_SHARE = 0.5  # share of a process's episodes, as in RL

@@ -21,7 +21,7 @@ from trainer_kit import make_ppo
 
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models.critic import CRITIC_FILE
-from epo_trl.runs.checkpoint_files import checkpoints, is_complete
+from epo_trl.runs.files import checkpoints, is_complete
 
 SETTINGS = {
     "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2,

@@ -11,7 +11,7 @@ from trainer_kit import make_ppo, make_trainer
 from transformers import TrainerCallback
 
 from epo_trl.cli import train
-from epo_trl.runs.checkpoint_files import checkpoints
+from epo_trl.runs.files import checkpoints
 from epo_trl.trainers import epo_trainer
 
 

@@ -16,7 +16,7 @@ from epo_trl.cli.evaluation import EvaluationArguments
 from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
 from epo_trl.rollout.templates import TEMPLATES
-from epo_trl.runs.checkpoint_files import what_model
+from epo_trl.runs.files import what_model
 from epo_trl.types import Episode, StopReason, Turn
 
 ROOT = Path(__file__).parents[1]

@@ -27,7 +27,7 @@ from trainer_kit import GROUP, ROWS, difference, make_episodes, make_model, make
 from transformers import AutoModelForCausalLM, Trainer
 
 from epo_trl.models.critic import CRITIC_FILE
-from epo_trl.runs.checkpoint_files import FINISHED, STATE_FILE
+from epo_trl.runs.files import FINISHED, STATE_FILE
 from epo_trl.trainers.epo_trainer import METHODS, EPOTrainer
 
 pytestmark = pytest.mark.slow

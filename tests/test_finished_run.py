@@ -13,7 +13,7 @@ from epo_trl.cli import imitation
 from epo_trl.cli.imitation import DemonstrationArguments
 from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
-from epo_trl.runs.checkpoint_files import FINISHED
+from epo_trl.runs.files import FINISHED
 
 TASKS = Dataset.from_dict({"prompt": ToySuite().task_ids("train")[:4]})  # two steps are an epoch
 WATCHED = {"eval_on_start": True, "report_to": ["tensorboard"], "logging_first_step": True}

@@ -20,7 +20,7 @@ from epo_trl.cli.train import train
 from epo_trl.envs.toy import ToySuite
 from epo_trl.models import load_policy
 from epo_trl.runs import guards
-from epo_trl.runs.checkpoint_files import FINISHED, is_complete
+from epo_trl.runs.files import FINISHED, is_complete
 
 # An id of the Hub or a folder: these tests with a real model, `make test-hub CHECKPOINT=...`.
 CHECKPOINT = os.environ.get("EPO_TRL_CHECKPOINT")

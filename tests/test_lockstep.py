@@ -13,7 +13,7 @@ from lockstep_worker import MODES, SETTINGS, SHARE, as_for_a_server, games
 from trainer_kit import ROWS, KeepGradients, difference, largest, make_trainer
 from transformers import AutoModelForCausalLM
 
-from epo_trl.runs.checkpoint_files import STATE_FILE
+from epo_trl.runs.files import STATE_FILE
 from epo_trl.types import StopReason
 
 pytestmark = [pytest.mark.slow, needs_deepspeed]

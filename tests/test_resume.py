@@ -35,7 +35,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.errors import InputError
 from epo_trl.rollout.templates import TEMPLATES
 from epo_trl.runs import long_run
-from epo_trl.runs.checkpoint_files import checkpoints, last_checkpoint
+from epo_trl.runs.files import checkpoints, last_checkpoint
 from epo_trl.runs.run_settings import MAY_CHANGE, differences, settings_of
 from epo_trl.trainers import EPOPPOConfig
 

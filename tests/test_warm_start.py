@@ -10,8 +10,7 @@ from epo_trl.cli.options import find_warm_start, list_configs
 from epo_trl.cli.train import StartArguments, check_start, warn_of_other_prompts
 from epo_trl.errors import InputError
 from epo_trl.rollout.templates import PromptTemplate
-from epo_trl.runs.checkpoint_files import FINISHED
-from epo_trl.runs.state_file import write_state
+from epo_trl.runs.files import FINISHED, write_state
 
 TRAINED = list_configs("train")
 AFTER_WARM_START = {name: find_warm_start(path) for name, path in TRAINED.items() if find_warm_start(path)}

@@ -7,7 +7,7 @@ from trl import ModelConfig
 
 from epo_trl.models import load_policy
 from epo_trl.models.load import check_model_name
-from epo_trl.runs.checkpoint_files import STATE_FILE
+from epo_trl.runs.files import STATE_FILE
 
 # A command line, and its error.
 WRONG = [

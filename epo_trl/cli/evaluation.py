@@ -42,7 +42,7 @@ from epo_trl.rollout import ContextBuilder, Engine, PromptTemplate
 from epo_trl.rollout.demonstrations import few_shot_of
 from epo_trl.rollout.spec import FewShotArguments, ProtocolArguments, ResponseArguments
 from epo_trl.rollout.templates import FewShot
-from epo_trl.runs.checkpoint_files import what_model
+from epo_trl.runs.files import what_model
 from epo_trl.runs.guards import SHOWN, TooManyAborted
 from epo_trl.runs.run_lock import place_lock
 from epo_trl.runs.run_settings import content_digest

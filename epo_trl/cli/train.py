@@ -18,9 +18,8 @@ from epo_trl.errors import InputError
 from epo_trl.models.load import policy_for_training, tiny_size
 from epo_trl.rollout.templates import PromptTemplate
 from epo_trl.runs.callbacks import EXIT_CODE
-from epo_trl.runs.checkpoint_files import FINISHED
+from epo_trl.runs.files import FINISHED, read_state
 from epo_trl.runs.run_lock import run_lock
-from epo_trl.runs.state_file import read_state
 from epo_trl.trainers import EPOConfig, EPOPPOConfig, EPOPPOTrainer, EPOTrainer
 from epo_trl.yaml_files import read_yaml
 

@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
         "--max-mb", type=at_least(1), default=20, metavar="MB", help="maximum size of the page (default: 20)"
     )
     args = parser.parse_args(argv)
-    from epo_trl.runs.state_file import write_atomically
+    from epo_trl.runs.files import write_atomically
     from epo_trl.watch.page import render_page
     from epo_trl.watch.source import find_samples
 

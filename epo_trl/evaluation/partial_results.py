@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from epo_trl.errors import InputError, changed_settings
-from epo_trl.runs.state_file import write_state
+from epo_trl.runs.files import write_state
 from epo_trl.types import Episode
 
 

@@ -19,7 +19,7 @@ from epo_trl.models.corpus import corpus
 from epo_trl.models.families import load_model
 from epo_trl.models.generate import end_ids
 from epo_trl.models.tiny import DEFAULT_SIZE, HEADS, build_model, build_tokenizer
-from epo_trl.runs.checkpoint_files import checkpoints, last_checkpoint
+from epo_trl.runs.files import checkpoints, last_checkpoint
 from epo_trl.runs.run_settings import uses_zero3
 
 COPIES = ":copy"  # the end of the name of a tiny model that starts to copy

@@ -18,7 +18,7 @@ from transformers.trainer import Trainer
 
 from epo_trl.errors import InputError
 from epo_trl.runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigterm, adapt_state, log_in_output_dir
-from epo_trl.runs.checkpoint_files import FINISHED, STATE_FILE, flush, is_complete, rotate
+from epo_trl.runs.files import FINISHED, STATE_FILE, flush, is_complete, read_state, rotate, write_state
 from epo_trl.runs.run_lock import on_main_process, run_lock
 from epo_trl.runs.run_settings import (
     check_checkpoint,
@@ -30,7 +30,6 @@ from epo_trl.runs.run_settings import (
     settings_of,
     warn_rounded_updates,
 )
-from epo_trl.runs.state_file import read_state, write_state
 
 
 class LongRun(Trainer):

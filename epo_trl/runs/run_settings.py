@@ -21,9 +21,8 @@ from transformers.trainer_utils import SaveStrategy
 
 from epo_trl.bounds import Count, NonNegative, check_bounds, option
 from epo_trl.errors import InputError, changed_settings
-from epo_trl.runs.checkpoint_files import STATE_FILE, last_checkpoint, what_model
+from epo_trl.runs.files import STATE_FILE, last_checkpoint, read_state, what_model
 from epo_trl.runs.run_lock import on_main_process
-from epo_trl.runs.state_file import read_state
 
 BOUNDS = {  # torch checks the other settings of an optimizer
     **dict.fromkeys(("learning_rate", "max_grad_norm"), NonNegative),

@@ -37,7 +37,7 @@ from epo_trl.models.critic import causal_lm
 from epo_trl.models.families import freeze_unread, settle_experts, turn_off_noise
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, play_episodes
 from epo_trl.runs.callbacks import use_short_progress
-from epo_trl.runs.checkpoint_files import step_of
+from epo_trl.runs.files import step_of
 from epo_trl.runs.guards import TooManyAborted, UpdateGuard, check_skipped, first_errors, spread_nonfinite
 from epo_trl.runs.long_run import LongRun
 from epo_trl.runs.run_settings import content_digest, differences, model_digest

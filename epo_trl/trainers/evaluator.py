@@ -12,8 +12,8 @@ from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.report import report_file
 from epo_trl.methods import Comm
 from epo_trl.rollout import RolloutTimes
+from epo_trl.runs.files import write_state
 from epo_trl.runs.run_settings import model_digest
-from epo_trl.runs.state_file import write_state
 from epo_trl.trainers.config import EPOConfig
 from epo_trl.trainers.generation import PolicyEngine
 from epo_trl.trainers.setup import RolloutRules, check_test_tasks

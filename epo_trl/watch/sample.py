@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from epo_trl.errors import InputError
-from epo_trl.runs.state_file import write_atomically
+from epo_trl.runs.files import write_atomically
 from epo_trl.types import Episode
 
 DIGITS = 3  # decimals of a stored entropy

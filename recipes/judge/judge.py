@@ -30,7 +30,7 @@ from epo_trl.bounds import CountOrZero, NonNegative, Positive
 from epo_trl.envs.registry import named_object
 from epo_trl.errors import InputError
 from epo_trl.methods import Method, Need, StepSummary, Tally
-from epo_trl.runs.state_file import read_state, write_state
+from epo_trl.runs.files import read_state, write_state
 from epo_trl.types import Episode
 
 CRITERION = (

@@ -28,10 +28,9 @@ from epo_trl.methods import build_methods
 from epo_trl.models import load_policy
 from epo_trl.models.generate import UNCHANGED, SamplingPolicy
 from epo_trl.models.load import sequence_limit
-from epo_trl.runs.checkpoint_files import what_model
+from epo_trl.runs.files import read_state, what_model, write_atomically, write_state
 from epo_trl.runs.run_lock import folder_lock
 from epo_trl.runs.run_settings import MAY_CHANGE
-from epo_trl.runs.state_file import read_state, write_atomically, write_state
 from epo_trl.trainers import EPOConfig, EPOPPOConfig
 from epo_trl.trainers.setup import build_rules
 

@@ -16,8 +16,7 @@ from epo_trl import __version__
 from epo_trl.evaluation.outcomes import left_band
 from epo_trl.evaluation.report import report_files
 from epo_trl.lab.study.config import StudyRun
-from epo_trl.runs.checkpoint_files import step_of, what_model
-from epo_trl.runs.state_file import read_state, write_atomically
+from epo_trl.runs.files import read_state, step_of, what_model, write_atomically
 
 RECORDS = "records.json"
 SUCCESS, INVALID, ENTROPY = "env/success_rate", "env/invalid_actions", "entropy/all_tokens"

@@ -16,8 +16,8 @@ from typing import Any
 from epo_trl.errors import InputError, changed_settings
 from epo_trl.lab.study.config import StudyRun
 from epo_trl.lab.study.record import RECORDS, Record, collect, read_records, write_records
+from epo_trl.runs.files import read_state, write_atomically, write_state
 from epo_trl.runs.run_lock import folder_lock
-from epo_trl.runs.state_file import read_state, write_atomically, write_state
 from epo_trl.yaml_files import to_yaml
 
 # In the folder of a run: its config, its output, and its state: identity, seconds of its attempts, whether it is done.

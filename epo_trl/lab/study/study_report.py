@@ -20,7 +20,7 @@ from epo_trl.lab.study.config import Study, shown
 from epo_trl.lab.study.outcomes import by_arm, find_pairs, find_unlike, judge, name_lists, select_arm
 from epo_trl.lab.study.record import THIRDS, TOKENS, Record
 from epo_trl.lab.study.statistics import Estimate, estimate, pairs_needed
-from epo_trl.runs.state_file import write_atomically
+from epo_trl.runs.files import write_atomically
 
 REPORT, PICTURE = "report.md", "curves.png"
 NOTHING = "–"

@@ -3,7 +3,7 @@
 import pytest
 from run_kit import left
 
-from epo_trl.runs.checkpoint_files import STATE_FILE, last_checkpoint, rotate, what_model
+from epo_trl.runs.files import STATE_FILE, last_checkpoint, rotate, what_model
 
 
 def make_checkpoints(folder, *names, incomplete="checkpoint-11"):
