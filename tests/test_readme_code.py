@@ -42,7 +42,7 @@ def run_python(page, smaller):
 def test_the_python_of_the_readme_trains_and_leaves_a_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for part in load_policy(ModelConfig("tiny"), TrapSuite(rooms=2), "general"):
-        part.save_pretrained("runs/sft")
+        part.save_pretrained("runs/first/sft")
     trainer = run_python("README.md", TINY)["trainer"]
     assert trainer.state.global_step == 1
     assert [report.episodes for report in trainer.last_reports] == [2, 2]
