@@ -28,14 +28,11 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
     Unlike `torch.manual_seed`, this seeds no other device.
     """
-    if device is None or device.type == "cpu":
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            yield
-        return
-    with torch.random.fork_rng([device], device_type=device.type):
+    others = [device] if device is not None and device.type != "cpu" else []
+    with torch.random.fork_rng(others, device_type=others[0].type if others else "cuda"):
         torch.default_generator.manual_seed(seed)
-        torch.get_device_module(device).manual_seed(seed)
+        for other in others:
+            torch.get_device_module(other).manual_seed(seed)
         yield
 
 

@@ -12,19 +12,10 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import MutableMapping
 from pathlib import Path
 
 # The OpenMP standard's variable, GNU's (torch's Linux builds), LLVM's and Intel's.
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
-
-
-def sleep_while_waiting(environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Makes waiting threads sleep, unless the environment already sets their wait policy. Returns whether it does."""
-    if any(name in environ for name in SETTINGS):
-        return False
-    environ["OMP_WAIT_POLICY"] = "passive"
-    return True
 
 
 def outnumber_cpus() -> None:
@@ -57,5 +48,7 @@ def outnumber_cpus() -> None:
     torch.set_num_threads(threads)
 
 
-if sleep_while_waiting() and "torch" in sys.modules:
-    outnumber_cpus()
+if not any(name in os.environ for name in SETTINGS):
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    if "torch" in sys.modules:
+        outnumber_cpus()

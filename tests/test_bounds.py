@@ -21,7 +21,6 @@ from epo_trl.bounds import (
 )
 from epo_trl.cli.evaluation import EvaluationArguments
 from epo_trl.cli.imitation import DemonstrationArguments, ImitationConfig
-from epo_trl.envs.pool import PoolSettings
 from epo_trl.envs.scienceworld import ScienceWorldSuite
 from epo_trl.envs.trap import TrapSuite
 from epo_trl.envs.webshop import WebShopSuite
@@ -112,7 +111,6 @@ SETTINGS = [
     DemonstrationArguments,
     EvaluationArguments,
     FewShotArguments,
-    PoolSettings,
     RolloutSettings,
     ScienceWorldSuite,
     TrapSuite,

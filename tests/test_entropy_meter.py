@@ -8,7 +8,7 @@ from plain_steps import TEMPERATURE, plain_tokens
 from run_kit import logged
 from trainer_kit import make_episodes, make_model, make_trainer, with_episodes
 
-from epo_trl.methods.entropy_meter import EntropyMeter
+from epo_trl.methods.stack import EntropyMeter
 
 
 def feed(meter, entropy, turn_ids, mask):

@@ -11,7 +11,7 @@ from wild_games import WildSuite
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.base import Faults
-from epo_trl.envs.pool import PooledSuite, PoolSettings, WorkerLost
+from epo_trl.envs.pool import PooledSuite, WorkerLost
 from epo_trl.envs.testing import EnvContract
 from epo_trl.envs.toy import ToySuite
 from epo_trl.envs.trap import HATCH, TrapSuite, go_through
@@ -23,7 +23,7 @@ TESTS = Path(__file__).parent
 
 class TestPooledToy(EnvContract):
     def make_suite(self):
-        return PooledSuite(ToySuite(), PoolSettings(workers=2))
+        return PooledSuite(ToySuite(), workers=2)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def pool(tmp_path):
     suites = []
 
     def make(workers=1, step_seconds=60.0, reset_seconds=60.0):
-        suites.append(PooledSuite(WildSuite(tmp_path), PoolSettings(workers, step_seconds, reset_seconds)))
+        suites.append(PooledSuite(WildSuite(tmp_path), workers, step_seconds, reset_seconds))
         return suites[-1]
 
     yield make

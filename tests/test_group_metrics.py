@@ -5,7 +5,7 @@ from run_kit import logged
 from trainer_kit import make_ppo, make_trainer
 
 from epo_trl.methods import Comm
-from epo_trl.trainers.monitoring.rollout_metrics import group_metrics
+from epo_trl.trainers.collection import group_metrics
 from epo_trl.types import Episode, StopReason, Turn
 
 

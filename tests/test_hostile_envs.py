@@ -8,7 +8,7 @@ from hostile_envs import ABORTED, ODD, HostileSuite
 from rollout_parts import ScriptedPolicy, byte_tokenizer, context_of
 
 from epo_trl.envs.border import close_all
-from epo_trl.envs.pool import PooledSuite, PoolSettings
+from epo_trl.envs.pool import PooledSuite
 from epo_trl.rollout import RolloutSettings, play_episodes
 from epo_trl.types import StopReason
 
@@ -58,7 +58,7 @@ def test_what_is_odd_and_can_be_understood_is_played(tokenizer, task):
 
 
 def test_a_worker_process_survives_all_of_them(tokenizer):
-    suite = PooledSuite(HostileSuite(), PoolSettings(workers=1))
+    suite = PooledSuite(HostileSuite(), workers=1)
     tasks = ["good", *ABORTED, "good"]
     for episode in play(tokenizer, suite, tasks):
         check(episode)

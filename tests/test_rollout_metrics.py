@@ -14,7 +14,7 @@ from epo_trl.envs.toy import ToySuite
 from epo_trl.methods import Comm
 from epo_trl.rollout import ContextBuilder, RolloutSettings, RolloutTimes, loop, play_episodes
 from epo_trl.rollout.parsing import TaggedActions
-from epo_trl.trainers.monitoring.rollout_metrics import rollout_metrics
+from epo_trl.trainers.collection import rollout_metrics
 from epo_trl.types import Episode, StopReason, Turn
 
 END = 9  # ends a response

@@ -1,20 +1,16 @@
 """Threads of a CPU run sleep while they wait, in any order of imports, unless the user says otherwise."""
 
-from epo_trl.threads import SETTINGS, sleep_while_waiting
+from epo_trl.threads import SETTINGS
 
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from epo_trl import threads
-
-RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.py"))
-PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 
 
 def run(script, **env):
@@ -24,13 +20,11 @@ def run(script, **env):
 
 
 def test_waiting_threads_sleep_unless_the_user_says_how_they_wait():
-    environ = {"PATH": "/bin", "OMP_NUM_THREADS": "3"}
-    assert sleep_while_waiting(environ)
-    assert environ == {"PATH": "/bin", "OMP_NUM_THREADS": "3", **PASSIVE}
-    for name in SETTINGS:
-        environ = {name: "of the user"}
-        assert not sleep_while_waiting(environ)
-        assert environ == {name: "of the user"}
+    show = "import epo_trl, os; print(os.environ.get('OMP_WAIT_POLICY'))"
+    assert run(show).stdout == "passive\n"
+    assert {name: run(show, **{name: "of the user"}).stdout for name in SETTINGS} == {
+        name: "of the user\n" if name == "OMP_WAIT_POLICY" else "None\n" for name in SETTINGS
+    }
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks torch's GNU runtime")

@@ -9,12 +9,13 @@ from webshop_release import row, write_release
 
 from epo_trl.envs import EnvError
 from epo_trl.envs.testing import EnvContract
-from epo_trl.envs.webshop import FirstResult, WebShopSuite
+from epo_trl.envs.webshop import WebShopSuite
 from epo_trl.envs.webshop.products import Goal, Product
 from epo_trl.envs.webshop.release import _products
 from epo_trl.envs.webshop.reward import count_options, score_purchase
 from epo_trl.envs.webshop.search import ProductIndex
 from epo_trl.envs.webshop.session import Session, Shop
+from epo_trl.envs.webshop.shopper import _rows
 
 MUG = Product(
     asin="B0MUG00001", title="Stoneware Mug", category="garden", query="mug", path=("Home", "Mugs"), price=12.5,
@@ -27,6 +28,16 @@ OTHERS = tuple(replace(PLATE, asin=f"B0PLATE{i:03}", title=f"Plate number {i}") 
 GOAL = Goal(MUG, "a red mug", ("non slip",), ("red", "large"), 20.0)
 SHOP = Shop((MUG, PLATE, *OTHERS))
 HEAD = "Instruction: [SEP] a red mug [SEP] Back to Search [SEP] "
+
+
+class FirstResult:  # the paper's rule: search for the instruction, open the first result, buy it without options
+    reset = staticmethod(lambda observation, info: None)
+
+    def act(self, observation, info):
+        if info["page"] == "search":
+            return "", f"search[{info['task']}]"
+        rows = info["page"] == "results" and _rows(info["content"])
+        return "", f"click[{rows[0][0].lower()}]" if rows else "click[buy now]"
 
 
 def visit(*actions, shop=SHOP, goal=GOAL):

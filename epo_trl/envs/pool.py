@@ -14,31 +14,17 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from epo_trl.bounds import Count, Positive, check_bounds
 from epo_trl.envs.base import NOT_RUNNING, AsyncTextEnv, EnvError, Faults, Info, TaskSuite
 from epo_trl.envs.supervisor import ChildProcess, Seats
 
 RESET_RETRIES = 2  # each in a new process
 START_SECONDS = 120.0  # added for the first request of a process, which imports the suite
 _LIBRARY = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """Distribution of environments over processes. One that exceeds a time limit is killed."""
-
-    workers: Count = 1
-    step_seconds: Positive = 60.0
-    reset_seconds: Positive = 120.0
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 class WorkerLost(EnvError):
@@ -89,10 +75,10 @@ class WorkerProcess:
 class Worker(Seats):
     """A process with environments. It starts with its first request and restarts after a loss."""
 
-    def __init__(self, suite: bytes, settings: PoolSettings) -> None:
+    def __init__(self, suite: bytes, step_seconds: float, reset_seconds: float) -> None:
         super().__init__()
         self.faults = Faults()
-        self._suite, self.settings = suite, settings
+        self._suite, self.step_seconds, self._reset_seconds = suite, step_seconds, reset_seconds
         self._process: WorkerProcess | None = None
         self._last: Future[Any] | None = None
         self._requests: SimpleQueue[Any] = SimpleQueue()
@@ -121,17 +107,17 @@ class Worker(Seats):
 
     def _reset(self, seat: int, *start: Any) -> tuple[WorkerProcess, Any]:
         process = self._living_process(seat)
-        return process, process.ask(seat, "reset", start, self.settings.reset_seconds)
+        return process, process.ask(seat, "reset", start, self._reset_seconds)
 
     def reseed(self, seat: int, seed: int) -> None:
         """Seeds the random numbers of an environment."""
-        self._living_process(seat).ask(seat, "reseed", (seed,), self.settings.step_seconds)
+        self._living_process(seat).ask(seat, "reseed", (seed,), self.step_seconds)
 
     def close_env(self, seat: int) -> None:
         """Closes an environment, if its process still lives."""
         process = self._process
         if process is not None and process.child.is_alive:
-            process.ask(seat, "close", (), self.settings.step_seconds)
+            process.ask(seat, "close", (), self.step_seconds)
 
     def forget_seat(self, seat: int) -> None:
         """Frees a seat. The process stops with the last one."""
@@ -181,7 +167,7 @@ class PooledEnv(AsyncTextEnv):
         """Starts a step; `step_wait` returns its result."""
         if self._process is None:
             raise EnvError(NOT_RUNNING)
-        seconds = self._worker.settings.step_seconds
+        seconds = self._worker.step_seconds
         self._pending = self._worker.submit(self._process.ask, self._seat, "step", (action,), seconds)
 
     def reseed(self, seed: int) -> None:
@@ -214,12 +200,13 @@ class PooledSuite:
     The suite is pickled and sent to the workers, so its class must be importable there.
     """
 
-    def __init__(self, suite: TaskSuite, settings: PoolSettings | None = None) -> None:
-        self.suite = suite
-        self.pool = settings or PoolSettings()
+    def __init__(
+        self, suite: TaskSuite, workers: int = 1, step_seconds: float = 60.0, reset_seconds: float = 120.0
+    ) -> None:
+        self.suite, self._given = suite, (workers, step_seconds, reset_seconds)
         self.settings = suite.settings  # of the games in the workers, which have a copy of the suite
         sent = pickle.dumps(suite)
-        self._workers = [Worker(sent, self.pool) for _ in range(self.pool.workers)]
+        self._workers = [Worker(sent, step_seconds, reset_seconds) for _ in range(workers)]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.suite, name)
@@ -233,4 +220,4 @@ class PooledSuite:
         return sum((worker.faults for worker in self._workers), self.suite.faults())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PooledSuite, (self.suite, self.pool)
+        return PooledSuite, (self.suite, *self._given)

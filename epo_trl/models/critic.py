@@ -196,8 +196,13 @@ def make_critic(
         # AdamW's updates are lost in the half precision that a quantized policy computes in.
         is_rounded = _is_quantized(base) and not args.critic_use_peft and not one_dtype
         dtype = torch.float32 if is_rounded else base.dtype
-        trust = {"trust_remote_code": args.trust_remote_code}
-        backbone = loaded_backbone(base.config.name_or_path, base, dtype=dtype, revision=revision, **trust)
+        backbone = AutoModel.from_pretrained(
+            base.config.name_or_path,
+            dtype=dtype,
+            attn_implementation=base.config._attn_implementation,
+            revision=revision,
+            trust_remote_code=args.trust_remote_code,
+        )
     if args.critic_use_peft:
         if peft_config is None or backbone is None:
             raise InputError("critic_use_peft: expected False without an adapter, or with a value head, got True")
@@ -211,12 +216,6 @@ def make_critic(
     if args.disable_dropout:
         turn_off_noise(critic)
     return critic
-
-
-def loaded_backbone(path: str, policy: Any, **kwargs: Any) -> Any:
-    """Loads a transformer by Hub id or local path, by default with the policy's precision and attention."""
-    own = {"dtype": policy.dtype, "attn_implementation": policy.config._attn_implementation}
-    return AutoModel.from_pretrained(path, **own | kwargs)
 
 
 def _with_adapter(backbone: nn.Module, peft_config: Any, *, dropout: bool, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -225,16 +225,9 @@ def hide_critic(trainer: GRPOTrainer) -> None:
     The reference model has no critic, and `sync_ref_model` pairs all parameters of both models. vLLM has no critic, and
     TRL sends it all parameters.
     """
-
-    def without_critic(sync: Callable[..., None]) -> Callable[..., None]:
-        def sync_policy(*args: Any) -> None:
-            with critic_aside(trainer.model):
-                sync(*args)
-
-        return sync_policy
-
+    aside = critic_aside(trainer.model)  # as a decorator, which enters it for each call
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, SyncRefModelCallback):
-            callback.sync_target_model = without_critic(callback.sync_target_model)
+            callback.sync_target_model = aside(callback.sync_target_model)
     if trainer.use_vllm:
-        trainer.vllm_generation.sync_weights = without_critic(trainer.vllm_generation.sync_weights)
+        trainer.vllm_generation.sync_weights = aside(trainer.vllm_generation.sync_weights)

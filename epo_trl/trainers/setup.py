@@ -13,7 +13,7 @@ from datasets import Dataset
 
 from epo_trl.bounds import copy_options
 from epo_trl.envs.base import TaskSuite, TextEnv
-from epo_trl.envs.pool import PooledSuite, PoolSettings
+from epo_trl.envs.pool import PooledSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
 from epo_trl.evaluation.play import check_first_task, protocol_context, sampled_tasks
@@ -136,7 +136,7 @@ def set_up(
     compares_states = any(getattr(method, "anchor", "") == "state" for method in methods.values())
     rules = build_rules(args, suite, tokenizer, {"state_key": True} if compares_states else {})
     if args.env_workers:
-        pooled: Any = PooledSuite(suite, PoolSettings(args.env_workers, args.env_step_seconds))
+        pooled: Any = PooledSuite(suite, args.env_workers, args.env_step_seconds)
         suite = pooled
     env = suite.make_env()
     check_first_task(env, train_dataset[0]["prompt"], args.seed, rules.context, rules.protocol)

@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from epo_trl.errors import InputError
@@ -110,7 +109,6 @@ def choose_samples(episodes: Sequence[Episode], count: int, draw: random.Random,
 
 def write_samples(path: str | os.PathLike[str], samples: Iterable[Mapping[str, Any]]) -> None:
     """Writes samples, as returned by `Sample.to_dict`, to a JSON Lines file atomically, and creates its folder."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, "".join(json.dumps(sample, allow_nan=False) + "\n" for sample in samples))
 
 

@@ -2,7 +2,7 @@
 
 from epo_trl.envs.webshop.env import WebShopEnv
 from epo_trl.envs.webshop.reward import score_purchase
-from epo_trl.envs.webshop.shopper import FirstResult, Shopper
+from epo_trl.envs.webshop.shopper import Shopper
 from epo_trl.envs.webshop.webshop_suite import WebShopSuite
 
-__all__ = ["FirstResult", "Shopper", "WebShopEnv", "WebShopSuite", "score_purchase"]
+__all__ = ["Shopper", "WebShopEnv", "WebShopSuite", "score_purchase"]

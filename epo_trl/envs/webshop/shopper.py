@@ -105,20 +105,6 @@ class Shopper:
         return {attribute for attribute in self._wish.attributes if attribute in text.lower()}
 
 
-class FirstResult:
-    """The rule of the paper: search for the instruction, open the first result, buy it. It chooses no options."""
-
-    def reset(self, observation: str, info: Info) -> None:
-        """Does nothing: this player keeps no state."""
-
-    def act(self, observation: str, info: Info) -> Step:
-        """Returns `(thought, action)` with an empty thought."""
-        if info["page"] == "search":
-            return "", f"search[{info['task']}]"
-        rows = _rows(info["content"])
-        return "", f"click[{rows[0][0].lower()}]" if info["page"] == "results" and rows else _click(BUY)
-
-
 def _click(label: str) -> str:
     return f"click[{label.lower()}]"
 
