@@ -401,7 +401,7 @@ class KillServer(TrainerCallback):
 
 
 def train_ahead(rank: int, mode: str, folder: Path, way: str) -> None:
-    kill, lag = KillServer(), {"behind": 1} if way == "behind" else {"rollout_ahead": 1}
+    kill, lag = KillServer(), {"behind": 1} if way == "behind" else {"rollout_ahead": True}
     trainer, kill.server = make_served(
         folder / "run",
         suite=OneFaultySuite(rank),

@@ -77,7 +77,7 @@ class LocalServer:
         return ids, logps
 
 
-def make_served(folder, *, make=make_trainer, rollout_ahead=0, behind=0, request_seeds=True, **changes):
+def make_served(folder, *, make=make_trainer, rollout_ahead=False, behind=0, request_seeds=True, **changes):
     """Returns a trainer whose engine asks a server in this process, and that server."""
     trainer = make(folder, **changes)
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1

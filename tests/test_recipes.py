@@ -104,7 +104,7 @@ def test_the_paper_s_table_is_the_8_gpu_config(path, model, rl_steps, own, monke
     _, args, model_args, _ = parse(RECIPES / path, *CPU)
     assert model_args.model_name_or_path == model
     assert args.generation_batch_size == 128 and args.num_generations == 8
-    assert args.total_rl_steps(args.max_steps) == rl_steps
+    assert args.total_rl_steps(args.max_steps, args.tasks_per_rl_step * 1000) == rl_steps
     table = {
         **own, "epo_lambda": 0.001, "smoothing_beta_start": 2.0, "smoothing_beta_end": 1.0,
         "smoothing_decay": 3.0, "kappa_low": 0.0, "kappa_high": 2.0, "history_length": 2,

@@ -27,16 +27,16 @@ def served(folder, **changes):
     return make_served(folder, **{**SMALL, "reward_funcs": length_reward, **changes})
 
 
-@pytest.mark.parametrize(("settings", "ahead"), [({}, 2), (MINI_BATCHES | {"save_strategy": "no"}, 1)])
-def test_without_learning_running_ahead_changes_nothing(tmp_path, settings, ahead):
+@pytest.mark.parametrize("settings", [{}, MINI_BATCHES | {"save_strategy": "no"}])
+def test_without_learning_running_ahead_changes_nothing(tmp_path, settings):
     """Also over several epochs of the tasks: two groups of four make an epoch of three RL steps."""
     tasks = Dataset.from_dict({"prompt": [f"train/{i}" for i in range(6)]})
     steps = 4 * (MINI_BATCHES["steps_per_generation"] * 2 if settings else 1)
     seen = []
-    for n in (0, ahead):
+    for ahead in (False, True):
         trainer, _ = served(
-            tmp_path / str(n),
-            rollout_ahead=n,
+            tmp_path / str(ahead),
+            rollout_ahead=ahead,
             train_dataset=tasks,
             learning_rate=0.0,
             **{**settings, "max_steps": steps},
@@ -46,14 +46,13 @@ def test_without_learning_running_ahead_changes_nothing(tmp_path, settings, ahea
         assert logged(trainer, "sampling/importance_sampling_ratio/mean") == pytest.approx([1.0] * trainer.rl_step)
         seen.append((kept, logged(trainer, "loss"), logged(trainer, "rewards/length_reward/mean")))
     assert len(seen[0][0]) == 4 and seen[0] == seen[1]
-    lags = logged(trainer, "lag/rl_steps")
-    assert lags[:2] == [0.0, 1.0] and set(lags[1:]) <= {1.0, float(ahead)}, "each later batch was played ahead"
+    assert logged(trainer, "lag/rl_steps") == [0.0, 1.0, 1.0, 1.0], "each later batch was played ahead"
 
 
 @pytest.mark.parametrize("make", [make_trainer, make_ppo])
 def test_one_batch_ahead_trains_as_in_turn_with_the_weights_of_one_rl_step_ago(tmp_path, make):
     rewards = {"reward_funcs": None} if make is make_ppo else {}
-    real, server = served(tmp_path / "real", make=make, rollout_ahead=1, **rewards)
+    real, server = served(tmp_path / "real", make=make, rollout_ahead=True, **rewards)
     real.train()
     in_turn, _ = served(tmp_path / "in-turn", make=make, behind=1, **rewards)
     in_turn.train()
@@ -74,7 +73,7 @@ def gated(folder, then=lambda server: None):
             then(server)
             gate.set()
 
-    trainer, server = served(folder, rollout_ahead=1, max_steps=2, callbacks=[Open()])
+    trainer, server = served(folder, rollout_ahead=True, max_steps=2, callbacks=[Open()])
     generate = server.generate
 
     def wait_and_generate(*args, **kwargs):
@@ -92,21 +91,19 @@ def test_the_next_batch_is_played_during_the_update(tmp_path):
     assert trainer.rl_step == 2 and not trainer.ahead.is_playing
 
 
-def test_no_batch_is_older_than_the_bound_and_none_is_played_twice_or_too_many(tmp_path):
-    trainer, server = served(tmp_path, rollout_ahead=3, max_steps=7)
+def test_no_batch_is_played_twice_or_too_many(tmp_path):
+    trainer, server = served(tmp_path, rollout_ahead=True, max_steps=3)
     played, play = [], trainer.play
     trainer.play = lambda tasks, **kwargs: played.append(tasks) or play(tasks, **kwargs)
     trainer.train()
-    lags = logged(trainer, "lag/rl_steps")
-    assert len(played) == len(lags) == 7 and max(lags) <= 3 and lags[:2] == [0.0, 1.0]
-    assert not trainer.ahead.is_playing
-    assert logged(trainer, "time/wait_for_rollout")[0] > 0 and len(logged(trainer, "time/wait_for_update")) == 7
+    assert len(played) == trainer.rl_step == 3 and not trainer.ahead.is_playing
+    assert logged(trainer, "time/wait_for_rollout")[0] > 0 and len(logged(trainer, "time/wait_for_update")) == 3
 
 
 def test_an_evaluation_waits_for_the_rollout_and_has_its_own_temperature_and_the_newest_weights(tmp_path):
     trainer, server = served(
         tmp_path,
-        rollout_ahead=2,
+        rollout_ahead=True,
         eval_strategy="steps",
         eval_steps=1,
         eval_temperature=0.5,
@@ -134,7 +131,7 @@ def test_an_evaluation_waits_for_the_rollout_and_has_its_own_temperature_and_the
 def test_a_resumed_run_drops_the_batch_in_flight_and_plays_it_again(tmp_path):
     """Inside an RL step, with the same seeds and the checkpoint's weights: without learning the whole run comes out."""
     stop = 5
-    changes = {"rollout_ahead": 1, "learning_rate": 0.0, "save_strategy": "steps", **MINI_BATCHES, "save_steps": stop}
+    changes = dict(MINI_BATCHES, rollout_ahead=True, learning_rate=0.0, save_strategy="steps", save_steps=stop)
     changes["max_steps"] = 4 * MINI_BATCHES["steps_per_generation"] * 2
     whole, _ = served(tmp_path / "whole", **changes)
     expected = results_of(whole, "_collect")
@@ -169,7 +166,7 @@ def test_a_run_that_is_interrupted_ends_its_rollout_and_the_trainer_still_works(
     try:
         interrupt = SendSignals("on_pre_optimizer_step", 1, name)
         trainer, server = served(
-            tmp_path, rollout_ahead=1, max_turns=9, max_steps=3, callbacks=[interrupt], save_strategy="no"
+            tmp_path, rollout_ahead=True, max_turns=9, max_steps=3, callbacks=[interrupt], save_strategy="no"
         )
         server.seconds = 0.05
         if name == signal.SIGINT:

@@ -107,7 +107,7 @@ REFUSED = {
         "expected none with 'turn', which reads the rewards",
         lambda folder, _: make_ppo(folder, reward_funcs=len),
     ),
-    "rollout_ahead": ("expected 0 with an engine that shares", trainer(rollout_ahead=1)),
+    "rollout_ahead": ("expected false with an engine that shares", trainer(rollout_ahead=True)),
     "rollout_func": ("expected none;", trainer(rollout_func=len)),
     "save_only_model": ("expected false, got true", config(save_only_model=True)),
     "save_strategy": (

@@ -1,4 +1,4 @@
-"""Rollouts that run ahead: an engine on other devices plays the next batches while the trainer updates.
+"""A rollout that runs ahead: an engine on other devices plays the next batch while the trainer updates.
 
 The same idea as in AReaL (arXiv 2505.24298) and TRL's experimental asynchronous GRPO, here with whole batches: weights
 are sent only between rollouts, so each batch has one behaviour policy. TRL's truncated importance weights correct for
@@ -27,43 +27,39 @@ _SECONDS_TO_STOP = 10.0  # until a rollout that is no longer needed is left to i
 class Flight(NamedTuple):
     """A batch that is played in the background."""
 
+    rl_step: int
     tasks: list[str]  # of this rank
-    weights: int  # index of the RL step at whose start the engine got the weights
     played: Future[Played]
 
 
 class RolloutAhead:
-    """Plays the batches of the next RL steps in the background, one after the other.
+    """Plays the batch of the next RL step in the background, with the weights from the start of this one.
 
     The main thread sends weights, and makes all collective calls. Where it needs the engine or the environments itself
-    (evaluation, groups that are replaced), it first waits until the background has ended its rollouts.
+    (evaluation, groups that are replaced), it first waits until the background has ended its rollout.
 
     Args:
         trainer: An `EPOTrainer` whose engine is on other devices.
-
-    Attributes:
-        steps: Largest number of RL steps between the weights that play a batch and those that train on it.
 
     Raises:
         InputError: If the engine shares the trainer's devices.
     """
 
     def __init__(self, trainer: Any):
-        self._trainer, self._engine, self.steps = trainer, trainer.engine, trainer.args.rollout_ahead
+        self._trainer, self._engine = trainer, trainer.engine
         if not isinstance(self._engine, VllmServerEngine):
             raise InputError(
-                f"rollout_ahead: expected 0 with an engine that shares the trainer's devices or generates in lockstep, "
-                f"got {self.steps}. Use a vLLM server without constrained sampling: use_vllm true, vllm_mode server"
+                "rollout_ahead: expected false with an engine that shares the trainer's devices or generates in "
+                "lockstep, got true. Use a vLLM server without constrained sampling: use_vllm true, vllm_mode server"
             )
         # The main thread encodes prompts too; a tokenizer is for one thread at a time.
         self._context = copy.deepcopy(trainer.rules.context)
-        self._flights: dict[int, Flight] = {}  # by RL step
-        self._last: Future[Played] | None = None  # the rollout that ends last
-        self._ended: float | None = None  # time at which the last rollout in the background ended
-        self._weights = 0  # RL step at whose start the engine got its weights
+        self._next: Flight | None = None
+        self._last: Future[Played] | None = None  # the rollout that began last
+        self._ended: float | None = None  # time at which it ended
         self._tasks: Iterator[tuple[int, list[str]]] | None = None
         self._lag = 0  # age in RL steps of the weights that played this batch
-        self._orders: SimpleQueue[tuple[int, Flight]] = SimpleQueue()
+        self._orders: SimpleQueue[Flight] = SimpleQueue()
         # A daemon, since an environment that hangs must not keep the program alive.
         self._thread = threading.Thread(target=self._play_all, name="rollout ahead", daemon=True)
         self._thread.start()
@@ -79,57 +75,43 @@ class RolloutAhead:
         Args:
             tasks: Tasks of this rank, as TRL has drawn them.
         """
-        rl_step = self._trainer.rl_step
-        flight = self._flights.pop(rl_step, None)
+        flight, self._next = self._next, None
         played = flight.played.result() if flight is not None else None
-        if self._weights < rl_step - 1:  # the engine kept its weights in the last RL step
-            self._engine.weights_changed()
-        fits = flight is not None and flight.tasks == list(tasks)
-        if all(self._trainer.ranks.gather([fits])):
-            assert flight is not None
-            self._lag = rl_step - flight.weights
+        if all(self._trainer.ranks.gather([flight is not None and flight.tasks == list(tasks)])):
+            self._lag = 1
             return played
         self.wait()  # the first batch of a run, or of one that was resumed
-        self._flights.clear()
         self._tasks, self._lag, self._ended = None, 0, None
         return None
 
     def start_next(self, waited: float) -> dict[str, float]:
-        """Starts to play the next batches, and returns the metrics of this one. Collective.
-
-        First sends the weights, unless the engine already plays a later batch.
+        """Sends the weights, starts to play the next batch, and returns the metrics of this one. Collective.
 
         Args:
             waited: Seconds that the trainer has waited for its episodes.
         """
-        trainer, first = self._trainer, self._trainer.rl_step + 1
-        if all(trainer.ranks.gather([not self.is_playing])):
-            self._engine.send_weights()
-            self._weights = trainer.rl_step
-        else:
-            self._engine.keep_weights()
-        idle = 0.0 if self._ended is None or self.is_playing else time.perf_counter() - self._ended
-        last = min(self._weights + self.steps, trainer.total_rl_steps - 1)
-        for rl_step in range(max(self._flights, default=first - 1) + 1, last + 1):
-            flight = Flight(self._tasks_of(rl_step), self._weights, Future())
-            self._flights[rl_step], self._last = flight, flight.played
-            self._orders.put((rl_step, flight))
+        following = self._trainer.rl_step + 1
+        self._engine.send_weights()
+        idle = 0.0 if self._ended is None else time.perf_counter() - self._ended
+        if following < self._trainer.total_rl_steps:
+            self._next = Flight(following, self._tasks_of(following), Future())
+            self._last = self._next.played
+            self._orders.put(self._next)
         return {"lag/rl_steps": float(self._lag), "time/wait_for_rollout": waited, "time/wait_for_update": idle}
 
     def _play_all(self) -> None:
         while True:
-            rl_step, flight = self._orders.get()
+            rl_step, tasks, future = self._orders.get()
             played = Played()
             try:
                 with self._engine.ahead(rl_step):
-                    play = partial(self._trainer.play, context=self._context)
-                    self._trainer.collector.play(flight.tasks, play, played)
+                    self._trainer.collector.play(tasks, partial(self._trainer.play, context=self._context), played)
             except BaseException as error:
                 self._ended = time.perf_counter()
-                flight.played.set_exception(error)
+                future.set_exception(error)
             else:
                 self._ended = time.perf_counter()
-                flight.played.set_result(played)
+                future.set_result(played)
 
     def _tasks_of(self, rl_step: int) -> list[str]:
         self._tasks = self._tasks or enumerate(self._trainer.tasks_of_rl_steps())
@@ -143,9 +125,9 @@ class RolloutAhead:
             self._trainer.accelerator.wait_for_everyone()
 
     def stop(self) -> None:
-        """Drops the batches that nobody has taken, and lets those in progress end at their next request."""
+        """Drops the batch that nobody has taken, and lets one in progress end at its next request."""
         self._engine.stopped = True
         if self._last is not None:
             wait_for([self._last], _SECONDS_TO_STOP)
         self._engine.stopped = self.is_playing
-        self._flights.clear()
+        self._next = None

@@ -100,10 +100,9 @@ class RolloutArguments(ResponseArguments, EpisodeArguments, RewardArguments):
         "faster for ALFWorld's fast engine. ScienceWorld has Java processes of its own.",
     )
     env_step_seconds: Positive = option(60.0, "Seconds per environment step before its worker is killed and replaced.")
-    rollout_ahead: CountOrZero = option(
-        0,
-        "Number of RL steps that the rollout runs ahead of the updates, and thus the largest age of the weights that "
-        "play a batch; only with a vLLM server. 0 plays and updates in turn.",
+    rollout_ahead: bool = option(
+        False,
+        "Play the next batch during the update, with the weights from before it; only with a vLLM server.",
     )
     request_seeds: bool = option(
         False,
@@ -293,25 +292,15 @@ class EPOConfig(LongRunArguments, RolloutArguments, GRPOConfig):
         """Number of tasks per RL step, over all ranks."""
         return self.generation_batch_size // self.num_generations
 
-    def micro_steps(self, optimizer_steps: int, tasks: int | None = None) -> int:
+    def micro_steps(self, optimizer_steps: int, tasks: int) -> int:
         """Returns the number of forward-backward passes in the first optimizer steps of a run.
 
-        Args:
-            optimizer_steps: Number of optimizer steps.
-            tasks: Number of tasks per epoch. The last optimizer step of an epoch uses its remaining micro-batches.
-                `None` means no end of an epoch.
+        `tasks` is their number per epoch, whose last optimizer step uses its remaining micro-batches.
         """
-        if tasks is None:
-            return optimizer_steps * self.gradient_accumulation_steps
         epoch = tasks // self.tasks_per_rl_step * self.micro_steps_per_rl_step
         epochs, rest = divmod(optimizer_steps, -(-epoch // self.gradient_accumulation_steps))
         return epochs * epoch + min(rest * self.gradient_accumulation_steps, epoch)
 
-    def total_rl_steps(self, optimizer_steps: int, tasks: int | None = None) -> int:
-        """Returns K of Eq. 7 for a run of this many optimizer steps.
-
-        Args:
-            optimizer_steps: Number of optimizer steps in the whole run.
-            tasks: See `micro_steps`: a run of several epochs may collect fewer batches.
-        """
+    def total_rl_steps(self, optimizer_steps: int, tasks: int) -> int:
+        """Returns K of Eq. 7 for a run of this many optimizer steps, with so many tasks per epoch."""
         return max(1, -(-self.micro_steps(optimizer_steps, tasks) // self.micro_steps_per_rl_step))

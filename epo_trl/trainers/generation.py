@@ -70,10 +70,6 @@ class PolicyEngine(Engine):
         """Makes the next rollout send the weights to vLLM: otherwise they are sent if the optimizer step changed."""
         self._trainer._last_loaded_step = -1
 
-    def keep_weights(self) -> None:
-        """Leaves vLLM the weights that it has, where TRL would send those of this optimizer step."""
-        self._trainer._last_loaded_step = self._trainer.state.global_step
-
     def _begin_requests(self) -> None:
         args = self._trainer.args
         self._seeds.begin(f"{args.seed}, rank {args.process_index}, {self.part or self._trainer.rl_step}")

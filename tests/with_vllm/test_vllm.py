@@ -122,7 +122,7 @@ def test_a_vllm_server_samples_what_the_update_scores(policy, server, tmp_path, 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_vllm_server_plays_one_batch_ahead_with_the_weights_of_one_rl_step_ago(policy, server, tmp_path, ranks):
-    kept = train(policy, tmp_path, ranks, max_turns=4, rollout_ahead=1, request_seeds=True, **server.settings)
+    kept = train(policy, tmp_path, ranks, max_turns=4, rollout_ahead=True, request_seeds=True, **server.settings)
     first, *later = differences(kept)
     assert first < 1e-5 and min(later) > 1e-3
     for rank in kept:
@@ -133,7 +133,7 @@ def test_a_vllm_server_plays_one_batch_ahead_with_the_weights_of_one_rl_step_ago
 def test_all_ranks_end_within_two_minutes_when_the_server_dies_during_an_update(policy, server, tmp_path):
     # The batch ahead may be complete by then: the weights for the next one meet the dead server.
     with pytest.raises(AssertionError, match=r"the vLLM server at http://127.0.0.1|host='127.0.0.1'"):
-        train(policy, tmp_path, 2, max_turns=4, rollout_ahead=1, victim=server.pid, **server.settings)
+        train(policy, tmp_path, 2, max_turns=4, rollout_ahead=True, victim=server.pid, **server.settings)
     assert time.time() - (tmp_path / "killed").stat().st_mtime < 120
 
 
