@@ -30,8 +30,8 @@ LAYERS = {
     "devices": set(),
     "yaml_files": set(),
 }  # fmt: skip
-LAYERS = {part: others | {"errors", "bounds"} for part, others in LAYERS.items()}
-LAYERS |= {"errors": set(), "bounds": {"errors"}}
+LAYERS = {part: others | {"errors", "bounds", "changed"} for part, others in LAYERS.items()}
+LAYERS |= {"errors": set(), "bounds": {"errors"}, "changed": set()}
 LAYERS["cli"] = set(LAYERS) - {"games"}
 LAYERS["lab"] = set(LAYERS)
 # The folders of games; the rest of `envs` does not import them, and `envs/registry.py` names them.

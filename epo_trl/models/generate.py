@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from epo_trl.changed import changed
 from epo_trl.devices import seeded
 from epo_trl.models.prefix_cache import PrefixCache, can_reuse
 
@@ -102,15 +103,10 @@ class SamplingPolicy:
         return ids[: ends[0]] if ends else ids
 
 
-@contextmanager
-def without_own_settings(model: Any) -> Iterator[None]:
+def without_own_settings(model: Any) -> AbstractContextManager[None]:
     """Hides a checkpoint's sampling settings, such as top_p, which `generate` would use as defaults."""
     owner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT models delegate to their base
-    own, owner.generation_config = owner.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        owner.generation_config = own
+    return changed(owner, generation_config=GenerationConfig())
 
 
 def end_ids(tokenizer: Any, of_generation: int | list[int] | None) -> list[int]:

@@ -7,8 +7,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from transformers.trainer import Trainer
 
+from epo_trl.changed import changed
 from epo_trl.errors import InputError
 from epo_trl.runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigterm, adapt_state, log_in_output_dir
 from epo_trl.runs.files import FINISHED, STATE_FILE, flush, is_complete, read_state, rotate, write_state
@@ -227,15 +227,9 @@ class LongRun(Trainer):
         if self.args.push_to_hub:
             self._push_from_checkpoint(folder)
 
-    @contextmanager
-    def _without_rotation(self, upload: bool = True) -> Iterator[None]:
+    def _without_rotation(self, upload: bool = True) -> AbstractContextManager[None]:
         """Keeps transformers from deleting checkpoints, and without `upload` from uploading them."""
-        limit, push = self.args.save_total_limit, self.args.push_to_hub
-        self.args.save_total_limit, self.args.push_to_hub = None, push and upload
-        try:
-            yield
-        finally:
-            self.args.save_total_limit, self.args.push_to_hub = limit, push
+        return changed(self.args, save_total_limit=None, push_to_hub=self.args.push_to_hub and upload)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Ends training; keeps the last checkpoint, which transformers deletes beside the best with a limit of 1."""

@@ -9,31 +9,27 @@ logits for every architecture.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import trl.trainer.utils as trl_utils
 from torch import Tensor
 
+from epo_trl.changed import changed
 from epo_trl.methods.lm_head import LMHead
 
 _Result = TypeVar("_Result")
 
 
-@contextmanager
-def compact_scoring() -> Iterator[None]:
+def compact_scoring() -> AbstractContextManager[None]:
     """Makes TRL's fused LM head skip unlabelled positions on a CPU too; most positions here are unlabelled.
 
     TRL skips them only on Triton devices. Its alternative keeps shapes static for compilers that need it, which a CPU
     does not. TRL uses the patched name in `trl.trainer.utils` only for this choice.
     """
     original = trl_utils._use_triton
-    trl_utils._use_triton = lambda device: device.type == "cpu" or original(device)
-    try:
-        yield
-    finally:
-        trl_utils._use_triton = original
+    return changed(trl_utils, _use_triton=lambda device: device.type == "cpu" or original(device))
 
 
 @contextmanager
@@ -55,8 +51,5 @@ def at_head(compute: Callable[[LMHead], _Result], scored: Tensor) -> Iterator[li
         found.append(compute(LMHead(hidden, weight, bias, temperature, softcap, scale, gathered)))
         return original.apply(*args)
 
-    trl_utils._ChunkedLogProbFunction = SimpleNamespace(apply=apply)
-    try:
+    with changed(trl_utils, _ChunkedLogProbFunction=SimpleNamespace(apply=apply)):
         yield found
-    finally:
-        trl_utils._ChunkedLogProbFunction = original

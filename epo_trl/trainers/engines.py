@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -21,6 +21,7 @@ from transformers import set_seed
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 
+from epo_trl.changed import changed
 from epo_trl.errors import InputError
 from epo_trl.models.vllm import VllmRequests, own_port, request_params
 from epo_trl.rollout import ContextBuilder, EngineError, Response
@@ -138,15 +139,9 @@ class VllmServerEngine(PolicyEngine):
         self.load_weights()
         self._trainer.accelerator.wait_for_everyone()
 
-    @contextmanager
-    def ahead(self, rl_step: int) -> Iterator[None]:
+    def ahead(self, rl_step: int) -> AbstractContextManager[None]:
         """Marks the rollouts of the block as those of a later RL step, which run in another thread."""
-        with self.playing_for(str(rl_step)):
-            self._is_ahead = True
-            try:
-                yield
-            finally:
-                self._is_ahead = False
+        return changed(self, part=str(rl_step), _is_ahead=True)
 
     def _connect(self) -> VLLMClient:
         vllm = self._trainer.vllm_generation

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from epo_trl.changed import changed
 from epo_trl.devices import seeded
 from epo_trl.models.adapters import keeping_base
 from epo_trl.models.generate import UNCHANGED, decoding, narrowing, without_own_settings
@@ -100,14 +101,9 @@ class PolicyEngine(Engine):
             vllm.llm.sleep(level=2)
             vllm._llm_weights_sleeping = True
 
-    @contextmanager
-    def playing_for(self, part: str) -> Iterator[None]:
+    def playing_for(self, part: str) -> AbstractContextManager[None]:
         """Names the part of the run that the rollouts of the block are for."""
-        self.part = part
-        try:
-            yield
-        finally:
-            self.part = ""
+        return changed(self, part=part)
 
     @contextmanager
     def sampling(self, temperature: float, seed: int) -> Iterator[None]:
@@ -123,19 +119,14 @@ class PolicyEngine(Engine):
             changes |= {"generation_kwargs": kept, "structured_outputs_regex": None}
         # Plain generation also reads the changes from here; with vLLM there is no such dictionary.
         kwargs: dict[str, Any] = {} if trainer.use_vllm else trainer.generation_kwargs
-        before, kwargs_before = {name: getattr(holder, name) for name in changes}, dict(kwargs)
-        seeds, self._seeds = self._seeds, RequestSeeds()
-        with seeded(seed, trainer.accelerator.device), self.playing_for(f"evaluation {seed}"):
+        before, part = dict(kwargs), f"evaluation {seed}"
+        own = changed(self, part=part, is_evaluating=True, _seeds=RequestSeeds())
+        with seeded(seed, trainer.accelerator.device), own, changed(holder, **changes):
+            kwargs.update(changes)
             try:
-                vars(holder).update(changes)
-                kwargs.update(changes)
-                self.is_evaluating = True
                 yield
             finally:
-                self.is_evaluating = False
-                self._seeds = seeds
-                vars(holder).update(before)
-                kwargs.update(kwargs_before)
+                kwargs.update(before)
 
 
 class TurnGenerator(InStep, PolicyEngine):

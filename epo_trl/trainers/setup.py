@@ -12,6 +12,7 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 
 from epo_trl.bounds import copy_options
+from epo_trl.changed import changed
 from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.envs.pool import PooledSuite
 from epo_trl.errors import InputError
@@ -201,12 +202,8 @@ def keeping_reference(trainer: Any, args: Any) -> Iterator[None]:
             Where DeepSpeed or FSDP may have sharded them, they are not compared.
     """
     beta = args.beta
-    if trainer.methods.readers_of_reference:
-        args.beta = beta or 1.0
-    try:
+    with changed(args, beta=beta or float(bool(trainer.methods.readers_of_reference))):
         yield
-    finally:
-        args.beta = beta
     trainer.beta = beta
     if trainer.ref_model is None or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         return
