@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="RL steps of each run")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--kl", type=float, default=KL, help="beta")
+    parser.add_argument("--turn_penalty", type=float, default=0.0, help="cost of a turn, where a win pays 10")
     parser.add_argument("--entropy_bonus", type=float, default=0.0, help="epo_lambda")
     parser.add_argument("--rate", type=float, default=POLICY_RATE, help="learning_rate")
     parser.add_argument("--warm_up", type=int, default=WARM_UP, help="RL steps that train only the critic")
@@ -204,7 +205,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 trainer = make_trainer(
                     credit, seed, folder, steps=args.steps, beta=args.kl, epo_lambda=args.entropy_bonus,
-                    learning_rate=args.rate, critic_warmup_steps=args.warm_up * EPOCHS,
+                    learning_rate=args.rate, critic_warmup_steps=args.warm_up * EPOCHS, turn_penalty=args.turn_penalty,
                 )  # fmt: skip
                 start = time.perf_counter()
                 trainer.train()
