@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
-from epo_trl.envs.alfworld.rooms import DATA, SHOWN_ONLY, thor_id
+from epo_trl.envs.alfworld.rooms import DATA, thor_id
 
 ROOM_TYPES = {"kitchens": "Kitchen", "livingrooms": "LivingRoom", "bedrooms": "Bedroom", "bathrooms": "Bathroom"}
 CAMERA_HEIGHT_METRES = 1.65
 TEXTS = ("alfred.pddl", "alfred.twl2")
 # Furniture that a room has but its layout file does not place; one of each where not listed.
 UNPLACED_COUNTS = {"StoveBurner": 4, "Drawer": 3, "Shelf": 2, "Cabinet": 2}
-# Objects on the floor, where the agent cannot take them.
+# Objects that are seen and cannot be taken, on furniture and on the floor.
+SHOWN_ONLY = frozenset({"DeskLamp", "HousePlant", "PaperTowelRoll", "TeddyBear", "Television"})
 ON_THE_FLOOR = frozenset({"BaseballBat", "BasketBall", "Plunger", "TennisRacket", "WateringCan"})
 
 Stand = tuple[int, int]  # x and z in steps of 0.25 m

@@ -167,7 +167,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 class Expert(Protocol):
-    """A scripted player that sees only what the agent is shown."""
+    """A scripted player. Its environment says what it knows beyond the observations that the agent sees."""
 
     def reset(self, observation: str, info: Info) -> None:
         """Starts an episode. A subclass without a memory inherits this."""

@@ -17,7 +17,6 @@ DATA = Path(__file__).with_name("data")
 ROOM_TYPES = ("kitchens", "livingrooms", "bedrooms", "bathrooms")
 HELD_OUT_ROOMS = frozenset({10, 219, 308, 424})  # ALFRED's valid_unseen rooms
 LAMP_STANDS = ("Desk", "SideTable", "Dresser", "Shelf", "DiningTable", "CoffeeTable", "TVStand")
-SHOWN_ONLY = frozenset({"DeskLamp", "HousePlant", "PaperTowelRoll", "TeddyBear", "Television"})
 
 Location = tuple[int, int, int, int]  # x and z in steps of 0.25 m, rotation in quarter turns, camera tilt in degrees
 Point = tuple[float, float, float]  # x, height, z in metres

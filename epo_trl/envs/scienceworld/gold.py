@@ -1,6 +1,6 @@
 """Gold paths: the engine's own solutions, generated once and cached on disk.
 
-The engine generates them with full knowledge of the world, unlike an expert that sees only what the agent is shown.
+The engine generates them with full knowledge of the world, hidden objects among it.
 Most need a tenth of a second, those of the genetics tasks some seconds.
 """
 
