@@ -29,7 +29,7 @@ class TestScienceWorld(EnvContract):
     player = staticmethod(looks_around)
 
     def make_suite(self):
-        return ScienceWorldSuite(n_iid=10, n_ood=10)
+        return ScienceWorldSuite(n_iid=10, n_ood=10, heldout_types=[])
 
 
 def start(env, task_id="train/boil/3", **options):
@@ -68,12 +68,10 @@ def env_with(suite):
 
 
 def test_an_environment_that_lists_actions_keeps_the_contract(suite, env_with):
-    ids = [suite.task_ids(split)[i] for i, split in enumerate(("train", "iid"))]
-
     def make_env():
         return env_with(list_actions=True)
 
-    check_text_env(make_env(), ids, make_env=make_env, turns=6)
+    check_text_env(make_env(), [suite.task_ids("iid")[1]], make_env=make_env, turns=6)
 
 
 def play(env, actions):
@@ -193,7 +191,7 @@ def test_chance_depends_on_the_seed_and_not_on_the_neighbours(suite):
     def texts(env, seed, *others):
         env.reset(seed=seed, options={"task_id": "train/mendelian-genetics-known-plant/5"})
         seen = [env.step("teleport to greenhouse")]
-        for turn in range(8):
+        for turn in range(4):
             for other in others:
                 other.step(("wait1", "look around")[turn % 2])
             seen += [env.step("wait"), env.step("look around")]
@@ -245,7 +243,7 @@ def test_a_copy_plays_on_alone_and_the_original_does_not_notice(suite, task):
     """A copy of a copy too; the others play something else in between."""
     rng, env = random.Random(0), suite.make_env()
     info = env.reset(seed=5, options={"task_id": task, "state_key": True})[1]
-    for _ in range(4):
+    for _ in range(3):
         first, second = env.copy(), env.copy().copy()
         for twin in (first, first.copy()):
             twin.step(acts(info, rng))

@@ -151,7 +151,7 @@ def test_the_heap_grows_with_the_worlds_and_running_ones_stay():
 def test_worlds_are_forgotten_by_the_jvm():
     jvm = Jvm(heap_mb_for(2))
     try:
-        for number in range(16):  # 16 worlds do not fit, one at a time does
+        for number in range(11):  # 11 worlds do not fit, one at a time does
             world = World(jvm)
             world.load("boil", number % 14, "easy")
             world.load("melt", number % 14, "easy")
