@@ -13,13 +13,11 @@ import pytest
 
 TESTS = Path(__file__).parent
 NOTEBOOKS = sorted((TESTS.parent / "notebooks").glob("*.ipynb"))
-# In a process of its own: plots of matplotlib are shown only if it is imported there. The others run in forks.
-ALONE = "01_debug_small_model"
 # Only sizes are changed: less training and fewer games of the same form.
 SMALLER = {
     "01_debug_small_model": {
-        "max_steps=150": "max_steps=15", "logging_steps=50": "logging_steps=5", "max_steps=20": "max_steps=7",
-        "per_device_train_batch_size=32, num_generations=8": "per_device_train_batch_size=16, num_generations=8",
+        "max_steps=150": "max_steps=15", "logging_steps=50": "logging_steps=5", "max_steps=20": "max_steps=3",
+        "per_device_train_batch_size=32, num_generations=8": "per_device_train_batch_size=8, num_generations=8",
         "range(25)": "range(2)",
     },
     # It asserts that the bonus lifts the entropy of forced tokens to five times that of the first step. On seeds 0 to 9
@@ -31,9 +29,11 @@ SMALLER = {
         "max_steps=20": "max_steps=4", "max_steps=120": "max_steps=20", "logging_steps=60": "logging_steps=10",
         "eval_steps=20": "eval_steps=4",
     },
-    "04_hub_checkpoint_to_agent": {"(100, 16, 6e-3)": "(20, 8, 6e-3)", "(3, 1e-4)": "(2, 1e-4)"},
+    "04_hub_checkpoint_to_agent": {
+        "(100, 16, 6e-3)": "(20, 8, 6e-3)", "episodes=400": "episodes=50", "(3, 1e-4)": "(2, 1e-4)",
+    },
     "05_reading_a_run": {
-        "--max_steps 90": "--max_steps 20",
+        "--episodes 200": "--episodes 40", "--max_steps 90": "--max_steps 20",
         "--eval_steps 20": "--eval_steps 20 --per_device_train_batch_size 16 --per_device_eval_batch_size 100",
     },
 }  # fmt: skip
@@ -76,12 +76,11 @@ def test_there_are_notebooks():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_gives_what_is_stored_in_it(path, tmp_path, tmp_path_factory, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    if path.stem != ALONE:
-        log = tmp_path_factory.mktemp("kernel") / "log.txt"
-        monkeypatch.setattr(
-            "jupyter_client.provisioning.local_provisioner.launch_kernel",
-            lambda command, cwd, **_: forked.start([TESTS / "forked_kernel.py", *command[3:]], cwd=cwd, log=log),
-        )
+    log = tmp_path_factory.mktemp("kernel") / "log.txt"
+    monkeypatch.setattr(
+        "jupyter_client.provisioning.local_provisioner.launch_kernel",
+        lambda command, cwd, **_: forked.start([TESTS / "forked_kernel.py", *command[3:]], cwd=cwd, log=log),
+    )
     monkeypatch.setenv("PYTHONPATH", str(path.parents[1]))
     notebook = nbformat.read(path, as_version=4)
     stored = copy.deepcopy(notebook)
