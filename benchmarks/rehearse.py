@@ -41,7 +41,7 @@ LOSS = 1e-4  # loss and gradient norm, relative, plus 1e-6
 ADVANTAGE = 1e-5  # largest difference of an advantage
 WEIGHTS = 1e-3  # norm of the difference, relative to the change in two steps
 
-WARM_START = ["--episodes", "100", "--max_steps", "60", "--per_device_train_batch_size", "16", "--warmup_steps", "10"]
+WARM_START = ["--episodes", "60", "--max_steps", "60", "--per_device_train_batch_size", "8", "--warmup_steps", "10"]
 WARM_START += ["--save_strategy", "no"]
 RL = ["--per_device_train_batch_size", str(ROWS), "--max_turns", "8", "--max_steps", "2", "--warmup_steps", "0"]
 RL += ["--save_steps", "1", "--eval_on_start", "false", "--eval_strategy", "no"]
