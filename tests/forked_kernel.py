@@ -1,7 +1,6 @@
 """`forked_kernel.py -f FILE`: the kernel of a notebook, for a process that has made its imports already."""
 
 import asyncio
-import sys
 from functools import partialmethod
 
 from ipykernel.kernelapp import launch_new_instance
@@ -9,6 +8,4 @@ from tqdm import tqdm
 
 tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)  # TQDM_DISABLE, which is read at the import
 asyncio.set_event_loop(asyncio.new_event_loop())  # the other belongs to the parent
-for name in [name for name in sys.modules if name.split(".")[0].startswith("matplotlib")]:
-    del sys.modules[name]  # its plots are shown only where a kernel is the first to import it
 launch_new_instance()

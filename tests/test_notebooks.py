@@ -13,6 +13,9 @@ import pytest
 
 TESTS = Path(__file__).parent
 NOTEBOOKS = sorted((TESTS.parent / "notebooks").glob("*.ipynb"))
+# In a process of its own: it shows plots and tables as wide as where matplotlib and pandas are first imported there.
+# The others run in forks.
+ALONE = "01_debug_small_model"
 # Only sizes are changed: less training and fewer games of the same form.
 SMALLER = {
     "01_debug_small_model": {
@@ -76,11 +79,12 @@ def test_there_are_notebooks():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_gives_what_is_stored_in_it(path, tmp_path, tmp_path_factory, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    log = tmp_path_factory.mktemp("kernel") / "log.txt"
-    monkeypatch.setattr(
-        "jupyter_client.provisioning.local_provisioner.launch_kernel",
-        lambda command, cwd, **_: forked.start([TESTS / "forked_kernel.py", *command[3:]], cwd=cwd, log=log),
-    )
+    if path.stem != ALONE:
+        log = tmp_path_factory.mktemp("kernel") / "log.txt"
+        monkeypatch.setattr(
+            "jupyter_client.provisioning.local_provisioner.launch_kernel",
+            lambda command, cwd, **_: forked.start([TESTS / "forked_kernel.py", *command[3:]], cwd=cwd, log=log),
+        )
     monkeypatch.setenv("PYTHONPATH", str(path.parents[1]))
     notebook = nbformat.read(path, as_version=4)
     stored = copy.deepcopy(notebook)
