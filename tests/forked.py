@@ -61,7 +61,9 @@ class Fork:
 
 
 def start_server(words: Sequence[Any], env: Mapping[str, str]) -> Fork:
-    """Starts `python WORDS...` as `start` does, for `running_server`; it writes where the tests do."""
+    """Starts an OpenEnv server, for `running_server`; it writes where the tests do."""
+    import openenv.core.env_server  # noqa: F401 - takes seconds: here it is imported for all servers
+
     return start(words, cwd=Path.cwd(), log=None, **env)
 
 
