@@ -17,7 +17,7 @@ from epo_trl.runs.files import STATE_FILE
 from epo_trl.types import StopReason
 
 pytestmark = [pytest.mark.slow, needs_deepspeed]
-ROLLOUTS = int(os.environ.get("EPO_TRL_ROLLOUTS", "5"))
+ROLLOUTS = int(os.environ.get("EPO_TRL_ROLLOUTS", "4"))
 SECONDS = 300 + 40 * ROLLOUTS  # of the whole launch; two ranks that wait for each other fail after 60
 
 
