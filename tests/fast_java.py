@@ -29,8 +29,7 @@ def _write(file):
     world = World(jvm)
     world.load("grow-plant", 1, "easy")
     world.valid_actions()
-    for action in ("teleport to kitchen", "wait"):
-        world.step(action)
+    world.step("wait")
     jvm.process._process.stdin.close()  # it ends by itself, and writes
     jvm.process.exit_status(300.0)
     jvm.close()

@@ -43,7 +43,7 @@ _LINEAR = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
 _EYE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 14}
 _EYE |= {"image_size": 28}
 _QWEN_EYE = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
@@ -141,7 +141,7 @@ FAMILIES = [
     Family(
         "Mamba 2", "mamba2", {
             "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8,
-            "state_size": 8, "n_groups": 1, "expand": 2, **_ENDS,
+            "state_size": 8, "n_groups": 1, "expand": 2, "chunk_size": 16, **_ENDS,
         },
     ),
     Family("OPT", "opt", {

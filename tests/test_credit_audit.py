@@ -172,7 +172,7 @@ def test_an_interval_is_students_t_and_covers_the_truth_with_few_tasks():
         assert one.high - one.value == pytest.approx(one.value - one.low) == pytest.approx(half, rel=0.1)
         inside.append(one.low <= 0.7 <= one.high)
     assert 0.9 <= fmean(inside) <= 0.99
-    assert str(Interval(0.254, -0.1, 10.5)) == ".25 [-.10, 10.50]"
+    assert str(Interval(-0.254, -0.354, -0.154)) == "-.25 ± .10"
     assert np.isnan(compare({"grpo": credit[:120]}, [(2.0, 2.001)] * 120, tasks[:120]).agreements["grpo"].sign.low)
 
 

@@ -134,12 +134,11 @@ def test_make_train_waits_until_its_recipe_has_saved_but_not_after_a_second_ctrl
     assert "Traceback" not in said
 
 
-LONG = ("--episodes", "64", "--max_steps", "2000", "--logging_steps", "1", "--report_to", "none", "--seed", "0")
+LONG = "--output_dir run --episodes 64 --max_steps 2000 --logging_steps 1 --report_to none --seed 0".split()
 
 
 def imitate(folder, *words):
-    command = ("-m", "epo_trl.cli", "sft", *words, "--config", "trap/sft_tiny_cpu", "--output_dir", "run", *LONG)
-    return start(folder, *command)
+    return start(folder, "-m", "epo_trl.cli", "sft", *words, "--config", "trap/sft_tiny_cpu", *LONG)
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 import os
 import signal
-from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from run_kit import logged
@@ -20,16 +20,7 @@ TASK = "train/lifespan-longest-lived/0"
 
 
 def java_children():
-    """Returns the ids of the Java processes that this process has started."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            name, _, rest = stat.read_text().rpartition(")")
-        except OSError:  # it has ended meanwhile
-            continue
-        if name.endswith("(java") and int(rest.split()[1]) == os.getpid():
-            found.append(int(stat.parent.name))
-    return found
+    return [child.pid for child in psutil.Process().children() if child.name() == "java"]
 
 
 class OneTask(ScienceWorldSuite):

@@ -51,16 +51,10 @@ class Counts(TaskSuite):
         return Count()
 
 
-def serve(suite, **rules):
-    from epo_trl.lab.serve.server import ServedGames  # seconds, of each worker if it were imported above
+def make_session(suite=None, games=None, **rules):
+    from epo_trl.lab.serve.server import GameSession, ServedGames  # for seconds: not in every worker
 
-    return ServedGames(suite, **rules)
-
-
-def make_session(games=None, **rules):
-    from epo_trl.lab.serve.server import GameSession
-
-    return GameSession(games or serve(Counts(), **rules))
+    return GameSession(games or ServedGames(suite or Counts(), **rules))
 
 
 def play(session, *actions, **task):
@@ -119,7 +113,7 @@ def test_an_observation_says_what_happened():
 
 def test_what_a_served_tool_environment_offers_comes_with_the_first_observation():
     suite = ToolSuite(WordGame, word_rows(), reward_funcs=[reward_func])
-    (tool,) = play(make_session(serve(suite)), seed=0).metadata["tools"]
+    (tool,) = play(make_session(suite), seed=0).metadata["tools"]
     assert tool.startswith("guess(guess: str)")
 
 
@@ -146,7 +140,7 @@ def test_whatever_a_game_raises_is_an_error_of_its_episode(action, says, instant
     """OpenEnv answers an `Exception`; a future never ends with `StopIteration`."""
     suite = Counts()
     suite.instant = instant
-    session = make_session(serve(suite, call_timeout_seconds=5.0))
+    session = make_session(suite, call_timeout_seconds=5.0)
     with pytest.raises(EnvError, match=says):
         play(session, action, seed=0)
     assert play(session, "a", seed=0).turn == 1
@@ -164,8 +158,8 @@ def test_a_call_that_takes_too_long_is_an_error_and_its_late_end_revives_no_epis
 
 
 def test_all_sessions_play_in_one_thread_and_a_closed_one_frees_its_environment_and_stays_closed():
-    games = serve(Counts())
-    sessions = [make_session(games) for _ in range(3)]
+    games = make_session()._games
+    sessions = [make_session(games=games) for _ in range(3)]
     Count.threads.clear()
     Count.closed = 0
     for session in sessions:

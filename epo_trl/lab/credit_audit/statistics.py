@@ -25,10 +25,8 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
-        value, low, high = (
-            f"{x:.2f}".replace("-0.", "-.").removeprefix("0") for x in (self.value, self.low, self.high)
-        )
-        return f"{value} [{low}, {high}]"
+        half = (self.high - self.low) / 2
+        return " ± ".join(f"{x:.2f}".replace("-0.", "-.").removeprefix("0") for x in (self.value, half))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ def ranked(comparison: Comparison) -> list[tuple[str, Agreement]]:
 
 def make_markdown(comparison: Comparison, title: str) -> str:
     """Returns the table in Markdown, with columns of equal width, and what the numbers rest on."""
-    rows = [["credit", "correlation with A*", "gain over grpo", "sign", "no credit"]]
+    rows = [["credit", "correlation", "gain over grpo", "sign", "no credit"]]
     rows += [
         [name, str(found.correlation), str(found.gain), str(found.sign), f"{found.silent:.0%}"]
         for name, found in ranked(comparison)
