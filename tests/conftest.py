@@ -7,10 +7,9 @@ import os
 import sys
 from types import SimpleNamespace
 
-import datasets.arrow_dataset
+import datasets
 import fast_java
 import pytest
-from datasets.fingerprint import generate_random_fingerprint
 from hypothesis import HealthCheck, settings
 
 from epo_trl.cli import main
@@ -24,7 +23,7 @@ importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
 os.environ[fast_java.VARIABLE] = fast_java.QUICK
 importlib.metadata.version = functools.cache(importlib.metadata.version)
 # Each trainer makes three lists of tasks, and datasets would hash them for caches that none of them has.
-datasets.arrow_dataset.generate_fingerprint = lambda _: generate_random_fingerprint()
+datasets.arrow_dataset.generate_fingerprint = lambda _: datasets.fingerprint.generate_random_fingerprint()
 
 
 def pytest_collection_modifyitems(config, items):

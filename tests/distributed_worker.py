@@ -93,11 +93,9 @@ NUCLEUS: dict[str, Any] = {
     "entropy_method": ["ref-nucleus", "siren"],
     "method_kwargs": {"ref-nucleus": {"weight": 1.0}, "siren": {"weight": 1.0, "anchor": 0.0}},
 }
-# Without groups that are played again; PPO's own credits have runs of their own. The second line modifies advantages
-# alone, which test_method_table.py compares between ranks, the third has the state of `epo`.
-ELSEWHERE = {"turn", "token", "outcome", "dapo"}
+# Compared elsewhere: PPO and DAPO in runs apart, variants of EPO by `epo`, the second line in test_method_table.py.
+ELSEWHERE = {"turn", "token", "outcome", "dapo", "epo-base", "epo-decay", "epo-constant-beta"}
 ELSEWHERE |= {"ea", "empg", "clip-b", "high-entropy", "steer", "entrocraft", "turn-mean"}
-ELSEWHERE |= {"epo-base", "epo-decay", "epo-constant-beta"}
 TABLE = [name for name in CASES if name not in ELSEWHERE]
 ZERO3 = {
     "zero_optimization": {

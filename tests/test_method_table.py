@@ -13,10 +13,10 @@ from epo_trl.trainers import EPOConfig, EPOPPOConfig
 # `ref-nucleus` marks tokens by the reference's scores, which batches made by hand do not have.
 MODIFYING = [name for name in CASES if load_class(SLOT[name], name).modify_advantages is not Method.modify_advantages]
 MODIFYING.remove("ref-nucleus")
-KEEPS_STATE = {name for name in CASES if load_class(SLOT[name], name).state_dict is not Method.state_dict}
-# One method of each kind of state, then a critic, a tally, groups played again, a random draw and a reference.
-RESUMED = {load_class(SLOT[name], name).state_dict: name for name in CASES if name in KEEPS_STATE}.values()
-RESUMED = [*RESUMED, "turn", "gated", "dapo", "clip-cov", "ref-nucleus"]
+KEEPS_STATE = [name for name in CASES if load_class(SLOT[name], name).state_dict is not Method.state_dict]
+# The first method of each kind of state, then a critic, a tally, groups played again, a random draw and a reference.
+RESUMED = [*{load_class(SLOT[name], name).state_dict: name for name in reversed(KEEPS_STATE)}.values()]
+RESUMED += ["turn", "gated", "dapo", "clip-cov", "ref-nucleus"]
 
 
 def method_of(folder, name):

@@ -14,8 +14,7 @@ import pytest
 TESTS = Path(__file__).parent
 NOTEBOOKS = sorted((TESTS.parent / "notebooks").glob("*.ipynb"))
 assert NOTEBOOKS
-# In a process of its own: it shows plots and tables as wide as where matplotlib and pandas are first imported there.
-# The others run in forks.
+# In a new process, not a fork: its plots and the widths of its tables need matplotlib and pandas imported there first.
 ALONE = "01_debug_small_model"
 # Only sizes are changed: less training and fewer games of the same form.
 SMALLER = {

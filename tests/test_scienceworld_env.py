@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from functools import partial
 
 import pytest
 
@@ -68,9 +69,7 @@ def env_with(suite):
 
 
 def test_an_environment_that_lists_actions_keeps_the_contract(suite, env_with):
-    def make_env():
-        return env_with(list_actions=True)
-
+    make_env = partial(env_with, list_actions=True)
     check_text_env(make_env(), [suite.task_ids("iid")[1]], make_env=make_env, turns=6)
 
 

@@ -51,10 +51,10 @@ class Counts(TaskSuite):
         return Count()
 
 
-def make_session(suite=None, games=None, **rules):
+def make_session(suite=None, **rules):
     from epo_trl.lab.serve.server import GameSession, ServedGames  # for seconds: not in every worker
 
-    return GameSession(games or ServedGames(suite or Counts(), **rules))
+    return GameSession(ServedGames(suite or Counts(), **rules))
 
 
 def play(session, *actions, **task):
@@ -158,8 +158,10 @@ def test_a_call_that_takes_too_long_is_an_error_and_its_late_end_revives_no_epis
 
 
 def test_all_sessions_play_in_one_thread_and_a_closed_one_frees_its_environment_and_stays_closed():
-    games = make_session()._games
-    sessions = [make_session(games=games) for _ in range(3)]
+    from epo_trl.lab.serve.server import GameSession, ServedGames
+
+    games = ServedGames(Counts())
+    sessions = [GameSession(games) for _ in range(3)]
     Count.threads.clear()
     Count.closed = 0
     for session in sessions:

@@ -1,7 +1,7 @@
 """Gold paths: the engine's own solutions, generated once and cached on disk.
 
 The engine generates them with full knowledge of the world, hidden objects among it.
-Most need a tenth of a second, those of the genetics tasks some seconds.
+Most need about a second, those of the genetics, paint and conductivity tasks many.
 """
 
 from __future__ import annotations
