@@ -7,7 +7,6 @@ autocast, which only a CPU with AMX makes faster.
 
 - warm start: forward and backward pass with LoRA of rank 16 on all linear layers, with the dropout (0.05) and the
   activation checkpointing that `alfworld/sft_pretrained` has by default, then without either, then with all weights;
-  freed memory goes back to the system by glibc's rules, or is kept for the next pass as in every run on a CPU;
 - evaluation: episodes in concatenated context with and without the keys and values of the turns before;
 - decoding: one token at a time after a cache of so many tokens, copied for each token or allocated ahead; in bf16, with
   the weights cast for each token or once.
@@ -26,7 +25,6 @@ from harness import Work, measure, parser, table, write
 from peft import LoraConfig, get_peft_model
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from epo_trl.devices import keep_freed_memory
 from epo_trl.models import build_tokenizer
 from epo_trl.models.generate import SamplingPolicy
 from epo_trl.models.prefix_cache import CACHE, growing_cache
@@ -50,12 +48,8 @@ def bf16(enabled: bool) -> Any:
     return torch.autocast("cpu", torch.bfloat16) if enabled else nullcontext()
 
 
-def warm_start(
-    lora: bool, dropout: float, checkpointing: bool, tokens: int, half: bool = False, keep: bool = False
-) -> Work:
+def warm_start(lora: bool, dropout: float, checkpointing: bool, tokens: int, half: bool = False) -> Work:
     """Makes the pass over one sequence. It returns tokens a second."""
-    if keep:
-        keep_freed_memory(torch.device("cpu"))
     model: Any = make_model()
     if lora:
         model = get_peft_model(model, LoraConfig(r=16, lora_dropout=dropout, target_modules="all-linear"))
@@ -132,9 +126,7 @@ def main() -> None:
             "LoRA, dropout, checkpointing": partial(warm_start, True, 0.05, True, given.tokens),
             "LoRA": partial(warm_start, True, 0.0, False, given.tokens),
             "all weights": partial(warm_start, False, 0.0, False, given.tokens),
-            "all weights, memory kept": partial(warm_start, False, 0.0, False, given.tokens, keep=True),
             "all weights, bf16": partial(warm_start, False, 0.0, False, given.tokens, half=True),
-            "all weights, bf16, memory kept": partial(warm_start, False, 0.0, False, given.tokens, True, True),
         },
         "evaluation": {
             "every turn from the start": partial(evaluation, False, *play),

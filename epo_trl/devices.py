@@ -10,9 +10,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-# Of glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copies a CPU tensor to the device without waiting for the GPU's earlier work.
@@ -39,23 +36,14 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
-def keep_freed_memory(device: torch.device) -> None:
-    """Makes glibc reuse freed blocks of every size; does nothing on a GPU, or with another C library.
-
-    By default it gives blocks above some megabytes back to the system, which clears their pages when they are next
-    used: a quarter of the time in which SmolLM2-135M trains on a CPU.
-    """
-    if device.type == "cpu" and sys.platform == "linux":
-        set_option = ctypes.CDLL(None).mallopt
-        set_option(M_TRIM_THRESHOLD, 2**31 - 1)
-        set_option(M_MMAP_THRESHOLD, 2**30)
-
-
 def return_freed_memory(device: torch.device) -> None:
     """Returns the free parts of glibc's heap to the system; does nothing on a GPU, or with another C library.
 
     The caches of a rollout and the activations of an update leave holes of different sizes between them. Without this
     call, a run on a CPU grows to about twice what it uses.
     """
-    if device.type == "cpu" and sys.platform == "linux":
-        ctypes.CDLL(None).malloc_trim(0)
+    if device.type != "cpu":
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

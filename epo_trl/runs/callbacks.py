@@ -84,11 +84,13 @@ class SaveEvaluated(TrainerCallback):
 
 
 class ReturnFreedMemory(TrainerCallback):
-    """Returns the memory that an optimizer step freed to the system."""
+    """Returns the memory that a micro-batch or an optimizer step freed to the system."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Returns it."""
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Returns it after a micro-batch."""
         return_freed_memory(args.device)
+
+    on_step_end = on_substep_end
 
 
 def short_line(step: int, logs: dict[str, Any]) -> str:

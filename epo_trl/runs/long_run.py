@@ -16,7 +16,6 @@ import torch
 from transformers.trainer import Trainer
 
 from epo_trl.changed import changed
-from epo_trl.devices import keep_freed_memory
 from epo_trl.errors import InputError
 from epo_trl.runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigterm, adapt_state, log_in_output_dir
 from epo_trl.runs.files import FINISHED, STATE_FILE, flush, is_complete, read_state, rotate, write_state
@@ -55,7 +54,6 @@ class LongRun(Trainer):
         for callback in (self._sigterm, SaveEvaluated(), ReturnFreedMemory()):
             self.add_callback(callback)
         log_in_output_dir(self)
-        keep_freed_memory(self.args.device)
 
     @property
     def preempted(self) -> bool:
