@@ -6,7 +6,8 @@ The model has the shape of SmolLM2-135M and random weights. One thread, fp32 unl
 autocast, which only a CPU with AMX makes faster.
 
 - warm start: forward and backward pass with LoRA of rank 16 on all linear layers, with the dropout (0.05) and the
-  activation checkpointing that `alfworld/sft_pretrained` has by default, then without either, then with all weights;
+  activation checkpointing that `alfworld/sft_pretrained` has by default, then without either, then with all weights,
+  also with the memory of tcmalloc where it is installed;
 - evaluation: episodes in concatenated context with and without the keys and values of the turns before;
 - decoding: one token at a time after a cache of so many tokens, copied for each token or allocated ahead; in bf16, with
   the weights cast for each token or once.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from ctypes.util import find_library
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -139,10 +141,15 @@ def main() -> None:
             "bf16, cast once": partial(decoding, True, given.rows, given.before, 16, casts="once"),
         },
     }
+    ways, environ = phases["warm start"], {}
+    if tcmalloc := find_library("tcmalloc_minimal"):
+        for name in ("all weights", "all weights, bf16"):
+            ways[f"{name}, tcmalloc"] = ways[name]
+            environ[f"{name}, tcmalloc"] = {"LD_PRELOAD": tcmalloc}
     rows, results = [], {}
     with patch.dict("os.environ", {"OMP_NUM_THREADS": "1"}):
         for phase, variants in phases.items():
-            measured = results[phase] = measure(variants, given.rounds)
+            measured = results[phase] = measure(variants, given.rounds, environ=environ)
             base = sorted(next(iter(measured.values())).results)[given.rounds // 2]
             for name, one in measured.items():
                 rate = sorted(one.results)[given.rounds // 2]

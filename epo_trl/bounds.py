@@ -48,10 +48,10 @@ class Range:
 
 
 class OneOf(tuple[Any, ...]):
-    """A fixed choice. Its text leaves out booleans, which can be given in Python only."""
+    """A fixed choice."""
 
     def __str__(self) -> str:
-        return f"one of {', '.join(repr(choice) for choice in self if not isinstance(choice, bool))}"
+        return f"one of {', '.join(map(repr, self))}"
 
 
 T = TypeVar("T")

@@ -10,11 +10,14 @@ from typing import Any
 @contextmanager
 def changed(owner: Any, **values: Any) -> Iterator[None]:
     """Gives attributes of an object or a module these values until the end of the block."""
-    before = {name: getattr(owner, name) for name in values}
+    own = {name: value for name, value in vars(owner).items() if name in values}  # others are those of the class
     for name, value in values.items():
         setattr(owner, name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
+        for name in values:
+            if name in own:
+                setattr(owner, name, own[name])
+            else:
+                delattr(owner, name)

@@ -47,6 +47,12 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any], prefix: st
     return lines
 
 
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Returns one line per setting that differs, among those that both sides have."""
+    both = saved.keys() & now.keys()
+    return changed_settings({name: saved[name] for name in both}, {name: now[name] for name in both})
+
+
 def _shortened(value: Any) -> str:
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."

@@ -9,7 +9,7 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-from epo_trl.errors import InputError, changed_settings
+from epo_trl.errors import InputError, differences
 from epo_trl.evaluation.report import EvalReport
 
 
@@ -42,8 +42,7 @@ def read_reports(
         raise InputError(f"compare_to: expected a file written by --output, got {path!r} ({error!r})") from error
     found, here = content.get("settings", {}), games["environment"]
     there, contents = found.get("environment", here), found.get("contents", {})
-    both = there.keys() & here.keys()  # a later version may have more settings
-    differ = changed_settings({name: there[name] for name in both}, {name: here[name] for name in both})
+    differ = differences(there, here)  # a later version may have more settings
     for split, task_ids in lists.items():
         if split not in reports:
             differ.append(f"there is no report on {split!r}")
@@ -66,7 +65,7 @@ def compare(reports: list[EvalReport], others: dict[str, EvalReport], name: str)
         other, differ = others[report.split], ""
         if report.protocol != other.protocol:
             differ = f"; protocol {report.protocol.name}, that of the other {other.protocol.name}: "
-            differ += ", ".join(changed_settings(other.protocol.rules(), report.protocol.rules()))
+            differ += ", ".join(differences(other.protocol.rules(), report.protocol.rules()))
         both, this, that, neither = paired_outcomes(report, other)
         lines.append(
             f"{report.split} against {name}: both won {both}, only this {this}, only the other {that}, neither "

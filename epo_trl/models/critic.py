@@ -123,11 +123,8 @@ def attach_critic(model: Any, critic: Critic) -> None:
         if not with_values:
             return original(*args, **kwargs)
         seen: list[Tensor] = []
-        hook = self.base_model.register_forward_hook(lambda module, args, out: seen.append(out.last_hidden_state))
-        try:
+        with self.base_model.register_forward_hook(lambda module, args, out: seen.append(out.last_hidden_state)):
             output = original(*args, **kwargs)
-        finally:
-            hook.remove()
         return ScoredOutput(**output, state_values=self.critic(seen[0], ids)[:, :-1])
 
     model.forward, model.policy_forward = types.MethodType(forward, model), original

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation.utils import ALL_CACHE_NAMES
 
+from epo_trl.changed import changed
 from epo_trl.devices import to_device
 
 CACHE = ALL_CACHE_NAMES[0]  # transformers' name of the argument: `past_key_values`, from 5.24 on `cache`
@@ -141,14 +142,9 @@ def can_reuse(model: Any, generation_config: Any) -> bool:
 @contextmanager
 def reusing_prefixes(model: Any, reuse: bool = True) -> Iterator[PrefixCache]:
     """Makes a model's `generate` that of a `PrefixCache` until the end of the block; one of its own is restored."""
-    cache, own = PrefixCache(model, reuse), vars(model).get("generate")
-    model.generate = cache.generate
-    try:
+    cache = PrefixCache(model, reuse)
+    with changed(model, generate=cache.generate):
         yield cache
-    finally:
-        del model.generate
-        if own is not None:
-            model.generate = own
 
 
 class GrowingLayer(DynamicLayer):

@@ -70,6 +70,26 @@ class VllmRequests(Engine):
         self._pending.clear()
 
 
+class RequestSeeds:
+    """Seeds of requests, which depend on the run, its RL step and the rollout in it, the episode and the turn."""
+
+    def __init__(self, rollout: str = "") -> None:
+        self._rollouts: Counter[str] = Counter()  # of each part so far
+        self._rollout = rollout
+        self._turns: Counter[int] = Counter()
+
+    def begin(self, part: str) -> None:
+        """Begins a rollout for a part of the run: an RL step of a rank, or an evaluation."""
+        self._rollout = f"{part}, {self._rollouts[part]}"
+        self._rollouts[part] += 1
+        self._turns.clear()
+
+    def draw(self, number: int) -> int:
+        """Returns the seed of the next request of an episode, a non-negative integer of 62 bits."""
+        self._turns[number] += 1
+        return random.Random(f"{self._rollout}, {number}, {self._turns[number]}").randrange(2**62)
+
+
 def _sampled(flat: Any) -> list[float] | None:
     """Returns the log-probabilities of the sampled tokens, the first at each position of vLLM's `FlatLogprobs`."""
     return None if flat is None else [flat.logprobs[start] for start in flat.start_indices]
@@ -98,11 +118,8 @@ class VllmPolicy(VllmRequests):
         self.llm = llm
         self.eos_ids = eos_ids
         self._sampling = {"stop_token_ids": eos_ids, "max_tokens": max_new_tokens, "temperature": temperature}
-        self._begin(0, None)
-
-    def _begin(self, seed: int, episodes: Sequence[int] | None) -> None:
-        self._seed, self._episodes = seed, episodes
-        self._turns: Counter[int] = Counter()
+        self._seeds = RequestSeeds("0")
+        self._episodes: Sequence[int] | None = None
 
     def seeded(self, seed: int, episodes: Sequence[int] | None = None) -> VllmPolicy:
         """Returns a copy of the policy with its own seeds: that of a request depends on its episode and turn alone.
@@ -110,7 +127,7 @@ class VllmPolicy(VllmRequests):
         `episodes` are numbers that tell the episodes of a rollout apart, by default their indices.
         """
         other = copy.copy(self)
-        other._begin(seed, episodes)
+        other._seeds, other._episodes = RequestSeeds(str(seed)), episodes
         return other
 
     @property
@@ -120,10 +137,8 @@ class VllmPolicy(VllmRequests):
 
     def make_params(self, number: int) -> Any:
         """Returns the parameters of the next request of an episode."""
-        self._turns[number] += 1
         episode = number if self._episodes is None else self._episodes[number]
-        seed = random.Random(f"{self._seed}, {episode}, {self._turns[number]}").randrange(2**62)
-        return request_params(seed=seed, **self._sampling)  # vLLM's sampling filters are off by default
+        return request_params(seed=self._seeds.draw(episode), **self._sampling)  # vLLM's filters are off by default
 
 
 def load_vllm_policy(

@@ -16,14 +16,13 @@ import torch
 from transformers.trainer import Trainer
 
 from epo_trl.changed import changed
-from epo_trl.errors import InputError
+from epo_trl.errors import InputError, differences
 from epo_trl.runs.callbacks import ReturnFreedMemory, SaveEvaluated, StopOnSigterm, adapt_state, log_in_output_dir
 from epo_trl.runs.files import FINISHED, STATE_FILE, flush, is_complete, read_state, rotate, write_state
 from epo_trl.runs.run_lock import on_main_process, run_lock
 from epo_trl.runs.run_settings import (
     check_checkpoint,
     configured_rates,
-    differences,
     load_settings,
     model_digest,
     newest_checkpoint,
@@ -159,14 +158,9 @@ class LongRun(Trainer):
         with run_lock(self.args), self._sigterm.listening():
             checkpoint = self._checkpoint(resume_from_checkpoint)
             self._has_trained = True
-            evaluate, callbacks = self.args.eval_on_start, list(self.callback_handler.callbacks)
-            self.args.eval_on_start = evaluate and checkpoint is None
-            try:
+            handler, evaluate = self.callback_handler, self.args.eval_on_start and checkpoint is None
+            with changed(self.args, eval_on_start=evaluate), changed(handler, callbacks=handler.callbacks):
                 return super().train(checkpoint, *args, **kwargs)
-            finally:
-                self.args.eval_on_start = evaluate
-                if self._nothing_left:
-                    self.callback_handler.callbacks = callbacks
 
     def _checkpoint(self, asked: str | bool | None) -> str | None:
         """Returns the checkpoint that is asked for, after its checks; `None` for a run that starts."""

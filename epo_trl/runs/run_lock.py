@@ -44,7 +44,7 @@ def folder_lock(folder: Path, field: str) -> AbstractContextManager[None]:
 
 
 def place_lock(path: Path, field: str) -> AbstractContextManager[None]:
-    """Does as `folder_lock` for a file, or for a folder that must be new: the lock file is beside it."""
+    """Does as `folder_lock` for a file: the lock file is beside it."""
     path = path.absolute()
     return _lock(path.with_name(f"{Path(LOCK).stem}-{path.name}.lock"), path, field)
 

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import SaveStrategy
 
 from epo_trl.bounds import Count, NonNegative, check_bounds, option
-from epo_trl.errors import InputError, changed_settings
+from epo_trl.errors import InputError, differences
 from epo_trl.runs.files import STATE_FILE, last_checkpoint, read_state, what_model
 from epo_trl.runs.run_lock import on_main_process
 
@@ -226,12 +226,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value)
     return dict(value) if isinstance(value, Mapping) else type(value).__name__
-
-
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns one line per setting that differs, among those that both sides have."""
-    both = saved.keys() & now.keys()
-    return changed_settings({name: saved[name] for name in both}, {name: now[name] for name in both})
 
 
 def newest_checkpoint(args: Any) -> str | None:

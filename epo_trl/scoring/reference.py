@@ -38,11 +38,8 @@ def last_hidden_states(model: Any, backbone: torch.nn.Module, input_ids: Tensor)
     """
     hidden_states: list[Tensor] = []
     hook = backbone.register_forward_hook(lambda module, args, out: hidden_states.append(out.last_hidden_state))
-    try:
-        with compact_scoring():
-            model(input_ids=input_ids, labels=torch.full_like(input_ids, -100), fused_lm_head=True)
-    finally:
-        hook.remove()
+    with hook, compact_scoring():
+        model(input_ids=input_ids, labels=torch.full_like(input_ids, -100), fused_lm_head=True)
     return hidden_states[0].float()
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.models.mixtral import modeling_mixtral
 
+from epo_trl.changed import changed
 from epo_trl.devices import to_device
 from epo_trl.methods.lm_head import LMHead
 from epo_trl.scoring.fused_head import at_head, compact_scoring
@@ -169,20 +170,14 @@ def _recomputing(model: Any, around: Callable[[], AbstractContextManager[Any]]) 
     forward and one backward pass.
     """
     inner = extract_model_from_parallel(model)
-    original, was_own = inner.forward, "forward" in vars(inner)
+    original = inner.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         contexts = lambda: (nullcontext(), around())  # noqa: E731
         return checkpoint(original, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
-    inner.forward = forward
-    try:
+    with changed(inner, forward=forward):
         yield
-    finally:
-        if was_own:
-            inner.forward = original
-        else:
-            del inner.forward
 
 
 @torch.no_grad()
@@ -252,17 +247,14 @@ def _keeping_router_outputs() -> Iterator[list[RouterOutput]]:
     without one, so it would include padding and passes that a rank makes only to match the others. The head looks up
     the function in `modeling_mixtral` for every model family.
     """
-    original, kept = modeling_mixtral.load_balancing_loss_func, []
+    kept: list[RouterOutput] = []
 
     def keep(logits: tuple[Tensor, ...], experts: int, per_token: int, attention_mask: Any = None) -> Tensor:
         kept.append((logits, experts, per_token))
         return logits[0].new_zeros(())
 
-    modeling_mixtral.load_balancing_loss_func = keep
-    try:
+    with changed(modeling_mixtral, load_balancing_loss_func=keep):
         yield kept
-    finally:
-        modeling_mixtral.load_balancing_loss_func = original
 
 
 def _router_loss(outputs: Sequence[RouterOutput], counted: Sequence[Tensor]) -> Tensor:

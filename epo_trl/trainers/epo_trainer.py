@@ -29,7 +29,7 @@ from trl import GRPOTrainer
 from epo_trl.devices import return_freed_memory
 from epo_trl.envs.base import TaskSuite
 from epo_trl.envs.border import close_all
-from epo_trl.errors import InputError, spelled
+from epo_trl.errors import InputError, differences, spelled
 from epo_trl.evaluation import EvalReport
 from epo_trl.evaluation.samples import print_episodes
 from epo_trl.methods import Batch, Comm, MicroBatch, TokenScores
@@ -40,7 +40,7 @@ from epo_trl.runs.callbacks import use_short_progress
 from epo_trl.runs.files import step_of
 from epo_trl.runs.guards import TooManyAborted, UpdateGuard, check_skipped, first_errors, spread_nonfinite
 from epo_trl.runs.long_run import LongRun
-from epo_trl.runs.run_settings import content_digest, differences, model_digest
+from epo_trl.runs.run_settings import content_digest, model_digest
 from epo_trl.scoring.reference import reference_model
 from epo_trl.scoring.row_scorer import RowScorer
 from epo_trl.trainers.ahead import RolloutAhead

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -16,27 +14,8 @@ from epo_trl.devices import seeded
 from epo_trl.models.adapters import keeping_base
 from epo_trl.models.generate import UNCHANGED, decoding, narrowing, without_own_settings
 from epo_trl.models.prefix_cache import can_reuse, reusing_prefixes
+from epo_trl.models.vllm import RequestSeeds
 from epo_trl.rollout import ContextBuilder, Engine, InStep, Response
-
-
-class RequestSeeds:
-    """Seeds of requests, which depend on the run, its RL step and the rollout in it, the episode and the turn."""
-
-    def __init__(self) -> None:
-        self._rollouts: Counter[str] = Counter()  # of each part so far
-        self._rollout = ""
-        self._turns: Counter[int] = Counter()
-
-    def begin(self, part: str) -> None:
-        """Begins a rollout for a part of the run: an RL step of a rank, or an evaluation."""
-        self._rollout = f"{part}, {self._rollouts[part]}"
-        self._rollouts[part] += 1
-        self._turns.clear()
-
-    def draw(self, number: int) -> int:
-        """Returns the seed of the next request of an episode, a non-negative integer of 62 bits."""
-        self._turns[number] += 1
-        return random.Random(f"{self._rollout}, {number}, {self._turns[number]}").randrange(2**62)
 
 
 class PolicyEngine(Engine):
@@ -100,10 +79,6 @@ class PolicyEngine(Engine):
             vllm.enable_sleep_mode = True
             vllm.llm.sleep(level=2)
             vllm._llm_weights_sleeping = True
-
-    def playing_for(self, part: str) -> AbstractContextManager[None]:
-        """Names the part of the run that the rollouts of the block are for."""
-        return changed(self, part=part)
 
     @contextmanager
     def sampling(self, temperature: float, seed: int) -> Iterator[None]:

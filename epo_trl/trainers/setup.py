@@ -17,7 +17,7 @@ from epo_trl.envs.base import TaskSuite, TextEnv
 from epo_trl.envs.pool import PooledSuite
 from epo_trl.errors import InputError
 from epo_trl.evaluation import Protocol, get_protocol
-from epo_trl.evaluation.play import check_first_task, protocol_context, sampled_tasks
+from epo_trl.evaluation.play import check_first_task, protocol_context, protocol_settings, sampled_tasks
 from epo_trl.methods import Methods, build_methods
 from epo_trl.models.critic import detach_critic
 from epo_trl.models.families import fitted
@@ -75,7 +75,7 @@ def build_rules(
         copy_options(RolloutSettings, args, env_options=env_options or {}),
         protocol,
         protocol_context(protocol, args, suite, tokenizer, shots),
-        copy_options(RolloutSettings, protocol, require_think=args.require_think),
+        protocol_settings(protocol, require_think=args.require_think),
     )
 
 

@@ -11,7 +11,6 @@ from random import Random
 from statistics import fmean
 from typing import Annotated, Any
 
-import torch
 from trl import ModelConfig
 
 from epo_trl.bounds import Range, check_bounds, option
@@ -83,12 +82,11 @@ class Audit:
                 f"config: expected no method with rewards of its own, got {own[0]!r}: the true advantages are those of "
                 "the rollout's rewards. Remove it and its method_kwargs from the config to audit the policy by these"
             )
-        on_cpu = args.use_cpu or not torch.accelerator.is_available()
         model, tokenizer = load_policy(
             replace(model_args, model_name_or_path=audit.audited_run),
             suite=suite,
             template=args.template_for(suite),
-            device="cpu" if on_cpu else torch.accelerator.current_accelerator(),
+            device=args.device,
             seed=args.seed,
             trust_remote_code=args.trust_remote_code,
         )
