@@ -25,8 +25,6 @@ from its checkpoint. `end-CRITIC`: the whole run, when only the final save is le
 environment of rank 1 fails. `ahead-again`: groups of equal outcomes are replaced, while the other rank may have no
 episode to play. `ahead-dead`: rank 1's server dies in the first update.
 
-`unshared`: both ranks ask for a folder, one each and then the same.
-
 `eye`: two steps of a model with a vision tower, with gradient checkpointing.
 
 `table`: for each method of `TABLE` two updates on episodes made by hand, one group over both ranks.
@@ -93,9 +91,11 @@ NUCLEUS: dict[str, Any] = {
     "entropy_method": ["ref-nucleus", "siren"],
     "method_kwargs": {"ref-nucleus": {"weight": 1.0}, "siren": {"weight": 1.0, "anchor": 0.0}},
 }
-# Compared elsewhere: PPO and DAPO in runs apart, variants of EPO by `epo`, the second line in test_method_table.py.
-ELSEWHERE = {"turn", "token", "outcome", "dapo", "epo-base", "epo-decay", "epo-constant-beta"}
-ELSEWHERE |= {"ea", "empg", "clip-b", "high-entropy", "steer", "entrocraft", "turn-mean"}
+# Compared elsewhere: PPO, DAPO and the choice of groups in runs apart, variants of EPO by `epo`, and GSPO, whose first
+# ratio is 1, by `grpo`; the second line in test_method_table.py, the third in test_method_group_credits.py.
+ELSEWHERE = {"turn", "token", "outcome", "dapo", "variance-filter", "epo-base", "epo-decay", "epo-constant-beta"}
+ELSEWHERE |= {"epo-v2", "gspo", "ea", "empg", "clip-b", "high-entropy", "steer", "entrocraft", "turn-mean"}
+ELSEWHERE |= {"hgpo", "gagpo", "graph-gpo", "rloo"}
 TABLE = [name for name in CASES if name not in ELSEWHERE]
 ZERO3 = {
     "zero_optimization": {

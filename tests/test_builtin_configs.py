@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import accelerate.commands.launch as accelerate_launch
-import forked
 import pytest
 import yaml
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -52,18 +51,6 @@ def test_a_name_becomes_a_file_unless_there_is_one_of_that_name(name, tmp_path, 
     (tmp_path / "alfworld").mkdir()
     Path(name).write_text("environment: trap\n")
     assert read_command_line([f"--config={name}"]).environment == "trap"
-
-
-@pytest.mark.slow
-def test_a_copy_of_a_config_trains_in_an_empty_folder(tmp_path):
-    shutil.copy(RECIPES / "alfworld" / "ppo_tiny_cpu.yaml", tmp_path / "mine.yaml")
-    words = ["--config", "mine.yaml", "--model_name_or_path", "tiny", "--from_scratch", "--max_steps", "1"]
-    small = ["--gradient_accumulation_steps", "1", "--max_turns", "2", "--eval_strategy", "no"]
-    small += ["--eval_on_start", "false"]
-    command = ["-m", "epo_trl.cli", "train", *words, *small, "--output_dir", "run"]
-    done = forked.run(command, cwd=tmp_path, log=tmp_path / "log.txt")
-    assert done.returncode == 0, done.stdout
-    assert (tmp_path / "run" / "_finished.json").is_file()
 
 
 @pytest.mark.parametrize(

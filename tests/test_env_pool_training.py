@@ -6,17 +6,16 @@ import signal
 import pytest
 from processes import is_running
 from run_kit import logged
-from trainer_kit import make_ppo, make_trainer
+from trainer_kit import make_trainer
 from wild_games import WildSuite
 
 from epo_trl.envs.pool import PooledEnv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [make_trainer, make_ppo])
-def test_a_run_goes_on_when_a_worker_is_killed_and_counts_it(tmp_path, make):
+def test_a_run_goes_on_when_a_worker_is_killed_and_counts_it(tmp_path):
     limits = {"env_workers": 2, "env_step_seconds": 20.0}
-    trainer = make(tmp_path, suite=WildSuite(tmp_path), max_steps=3, epo_lambda=0.1, **limits)
+    trainer = make_trainer(tmp_path, suite=WildSuite(tmp_path), max_steps=3, epo_lambda=0.1, **limits)
     assert all(isinstance(env, PooledEnv) for env in trainer.envs) and trainer.envs, "the first one, made early, too"
     assert trainer.suite._given[:2] == (2, 20.0)
     generate, calls, pids = trainer._generate_single_turn, [], set()

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from run_kit import MINI_BATCHES, resumable, resumable_ppo
+from run_kit import MINI_BATCHES, resumable
 from tokenizer_families import FAMILIES
 from trainer_kit import make_config, make_episodes, make_model, make_trainer, settle_by_task, toy_tokenizer
 
@@ -94,16 +94,15 @@ def lines_of(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [resumable, resumable_ppo])
-def test_a_run_that_goes_on_inside_an_rl_step_keeps_the_same_episodes_once(tmp_path, make):
+def test_a_run_that_goes_on_inside_an_rl_step_keeps_the_same_episodes_once(tmp_path):
     """An RL step is four optimizer steps here."""
-    make(tmp_path, max_steps=4, **MINI_BATCHES).train()
+    resumable(tmp_path, max_steps=4, **MINI_BATCHES).train()
     kept = lines_of(tmp_path)
     assert list(kept) == ["rl_step_000001.jsonl"] and kept["rl_step_000001.jsonl"].count("\n") == 4
     assert all(text.entropy for sample in find_samples(tmp_path) for text in sample.texts)
     for step in (1, 3):
         folder, checkpoint = tmp_path / str(step), str(tmp_path / f"checkpoint-{step}")
-        make(folder, max_steps=4, **MINI_BATCHES).train(resume_from_checkpoint=checkpoint)
+        resumable(folder, max_steps=4, **MINI_BATCHES).train(resume_from_checkpoint=checkpoint)
         assert lines_of(folder) == kept
 
 

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 from datasets import Dataset
-from run_kit import StopAt, assert_bit_equal, left, resumable, resumable_ppo, weights
+from run_kit import StopAt, assert_bit_equal, resumable, resumable_ppo, weights
 from trainer_kit import make_trainer, make_warm_start
 from trl import ModelConfig
 
@@ -119,15 +119,6 @@ def test_the_best_policy_of_a_finished_run_is_loaded_wherever_its_folder_is(tmp_
     again = started_again(resumable, tmp_path / "there", **changes)
     assert_bit_equal(weights(again), weights(trainer))
     assert again.state.best_model_checkpoint == str(tmp_path / "there" / "checkpoint-1")
-
-
-@pytest.mark.slow
-def test_train_alone_does_not_go_past_the_end_either(tmp_path):
-    resumable(tmp_path, max_steps=2, save_steps=2).train()
-    again = resumable(tmp_path, max_steps=2, save_steps=2)
-    again.training_step = never
-    again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == 2 and left(tmp_path) == ["checkpoint-2"]
 
 
 @pytest.mark.slow

@@ -147,8 +147,7 @@ def test_a_config_names_it_and_gives_its_keywords(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["windowed", "concatenated"])
-def test_it_trains_for_two_steps(context, tmp_path):
+def test_it_trains_for_two_steps(tmp_path):
     suite = GymnasiumArguments(env_id=KEYS, task_text="open the door").make_suite()
     actions = [f"try {colour} key" for colour in ("red", "green", "blue")]
-    check_training(tmp_path, suite, actions, context=context, prompt_template="general")
+    check_training(tmp_path, suite, actions, context="windowed", prompt_template="general")

@@ -105,11 +105,9 @@ def trainer_of(folder, make=make_trainer, **changes):
     return with_episodes(make(folder, **{**settings(), **changes}))
 
 
-@pytest.mark.parametrize("context", ["windowed", "concatenated"])
 @pytest.mark.parametrize(
-    "passes",
-    [{}, {"tokens_per_pass": 40}, {"tokens_per_pass": 40, "recompute_passes": True}],
-    ids=["one", "passes", "again"],
+    ("context", "passes"),
+    [("windowed", {"tokens_per_pass": 40, "recompute_passes": True}), ("concatenated", {})],
 )
 def test_the_gradient_of_a_step_is_that_of_the_mean_of_means(tmp_path, context, passes):
     """No advantage, a policy that has moved away from the reference, micro-batches of two."""

@@ -4,6 +4,7 @@ import pytest
 from method_batches import check_two_ranks
 from method_table import CASES, PPO, SLOT, config_of, trainer_of, without
 from run_kit import assert_bit_equal, weights
+from test_docs import NOT_METRICS, documented_metrics, matches
 from trainer_kit import ROWS, catch_step, difference, largest, make_config
 
 from epo_trl.methods import Method, Methods, build_methods
@@ -40,7 +41,7 @@ def test_every_method_has_its_line():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_its_gradient_does_not_depend_on_how_the_batch_is_cut(tmp_path, name):
-    """And a method without a state of its own remembers nothing that a checkpoint would lack."""
+    """One without a state of its own remembers nothing that a checkpoint would lack, and all metrics are documented."""
     steps = []
     for size in (ROWS, 2):
         changes = config_of(name, CASES[name].settings, CASES[name].fields)
@@ -52,6 +53,11 @@ def test_its_gradient_does_not_depend_on_how_the_batch_is_cut(tmp_path, name):
         before = remembered(trainer.methods[name])
         steps.append(catch_step(trainer, history=[1.0, 2.0]))
         assert name in KEEPS_STATE or remembered(trainer.methods[name]) == before
+    documented = documented_metrics()
+    logged = {key for line in trainer.state.log_history for key in line} - NOT_METRICS
+    assert [key for key in logged if not any(matches(key, known) for known in documented)] == []
+    own = {key for key in documented if key.startswith(f"{name}/")} - {"kl-cov/marked"}  # of a second update
+    assert own <= logged
     (loss, whole), (again, cut) = steps
     assert float(loss) == pytest.approx(float(again), rel=1e-4, abs=1e-6)
     assert largest(whole) > 1e-3 and difference(whole, cut) < 2e-5 * largest(whole)

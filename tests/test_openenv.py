@@ -185,10 +185,9 @@ def test_a_server_that_is_not_there_or_says_something_else_is_named(settings, sa
     env.close()
 
 
-@pytest.mark.parametrize("context", ["windowed", "concatenated"])
-def test_it_trains_for_two_steps(context, url, tmp_path):
+def test_it_trains_for_two_steps(url, tmp_path):
     suite = build_suite(url, task_text="name it")
-    check_training(tmp_path, suite, ["red", "green", "blue"], context=context, prompt_template="general_free")
+    check_training(tmp_path, suite, ["red", "green", "blue"], context="concatenated", prompt_template="general_free")
 
 
 def test_sessions_are_separate_and_a_server_that_is_full_says_so(url):

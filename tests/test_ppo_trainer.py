@@ -54,8 +54,7 @@ def value_of(trainer, ids):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", CRITICS)
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("passes", [{}, {"tokens_per_pass": 40, "recompute_passes": True}], ids=str)
+@pytest.mark.parametrize(("context", "passes"), [("windowed", {}), ("concatenated", {"tokens_per_pass": 40})])
 def test_a_value_is_that_of_what_stood_before_the_token(tmp_path, critic, context, passes):
     """Windowed: the turn's own prompt and response so far; concatenated: all since the start. No other turn is seen."""
     trainer = make_ppo(tmp_path, critic=critic, context=context, per_device_train_batch_size=4,
@@ -382,12 +381,9 @@ def test_every_trained_parameter_is_in_one_group_only(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize(("critic", "adapter"), [("separate", False), ("separate", True), ("value_head", False)])
-def test_a_policy_with_an_adapter_trains_with_every_critic(tmp_path, context, critic, adapter):
-    trainer = make_ppo(
-        tmp_path, critic=critic, critic_use_peft=adapter, peft_config=lora(), max_steps=3, beta=0.01, context=context
-    )
+def test_a_policy_with_an_adapter_trains_with_every_critic(tmp_path, critic, adapter):
+    trainer = make_ppo(tmp_path, critic=critic, critic_use_peft=adapter, peft_config=lora(), max_steps=3, beta=0.01)
     before = weights(trainer)
     trainer.train()
     names = {name for name, value in weights(trainer).items() if not torch.equal(value, before[name])}

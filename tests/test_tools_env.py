@@ -285,11 +285,6 @@ class Rewardless:
         """Acts."""
 
 
-class Untyped(Scored):
-    def act(self, a) -> str:
-        """Has a parameter without a type."""
-
-
 @pytest.mark.parametrize(
     ("factory", "says"),
     [

@@ -109,8 +109,7 @@ def test_trl_s_own_trainer_plays_and_learns_from_a_suite_of_ours(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["windowed", "concatenated"])
-@pytest.mark.parametrize("form", ["tags", "tool_calls"])
+@pytest.mark.parametrize(("context", "form"), [("windowed", "tags"), ("concatenated", "tool_calls")])
 def test_an_environment_of_trl_trains_in_our_rollout(context, form, tmp_path):
     """Two steps with what TRL takes: the class, the rows and the reward function of its documentation."""
     words = ("[crane]", "[crown]", "[cat]")

@@ -95,7 +95,3 @@ def test_the_balance_of_experts_is_that_of_each_turn_alone(tmp_path):
     trainer = with_episodes(make_trainer(tmp_path, model=model, epo_lambda=0.0))
     catch_step(trainer)
     assert logged(trainer, "aux_loss") == [pytest.approx(wanted, rel=1e-5)]
-
-
-def move(clock, seconds):
-    clock[0] += seconds

@@ -131,7 +131,6 @@ def test_a_browser_shows_what_was_said_as_text(tmp_path):
     assert "&lt;img src=x onerror=alert(1)&gt;" in dom and "1 episode, 0 of 2 turns invalid" in dom
 
 
-# Presses keys, one after the other, and notes the episode that is open after each.
 # ------------------------------------------------------------------------------------------------- files and command
 
 
