@@ -9,7 +9,7 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-from epo_trl.errors import InputError, differences
+from epo_trl.errors import InputError, changed_settings, differences
 from epo_trl.evaluation.report import EvalReport
 
 
@@ -65,7 +65,7 @@ def compare(reports: list[EvalReport], others: dict[str, EvalReport], name: str)
         other, differ = others[report.split], ""
         if report.protocol != other.protocol:
             differ = f"; protocol {report.protocol.name}, that of the other {other.protocol.name}: "
-            differ += ", ".join(differences(other.protocol.rules(), report.protocol.rules()))
+            differ += ", ".join(changed_settings(other.protocol.rules(), report.protocol.rules()))
         both, this, that, neither = paired_outcomes(report, other)
         lines.append(
             f"{report.split} against {name}: both won {both}, only this {this}, only the other {that}, neither "
