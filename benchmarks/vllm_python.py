@@ -34,13 +34,8 @@ class Requests(VllmRequests):
     """Asks with parameters made by a function."""
 
     def __init__(self, engine: Any, make: Callable[[], Any]) -> None:
-        super().__init__()
-        self._engine, self._make = engine, make
-
-    @property
-    def llm_engine(self) -> Any:
-        """vLLM's engine."""
-        return self._engine
+        super().__init__(engine)
+        self._make = make
 
     def make_params(self, number: int) -> Any:
         """Returns the parameters of a request."""

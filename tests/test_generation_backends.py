@@ -152,7 +152,11 @@ def test_generation_is_in_step_without_vllm_and_where_it_is_collective(changes, 
     given = {"use_vllm": False, "mode": "colocate", "parallel": 1, "regex": None, "kwargs": {}, **changes}
     trainer = SimpleNamespace(
         use_vllm=given["use_vllm"],
-        vllm_generation=SimpleNamespace(structured_outputs_regex=given["regex"], generation_kwargs=given["kwargs"]),
+        vllm_generation=SimpleNamespace(
+            structured_outputs_regex=given["regex"],
+            generation_kwargs=given["kwargs"],
+            llm=SimpleNamespace(llm_engine=None),
+        ),
         args=SimpleNamespace(vllm_mode=given["mode"], vllm_tensor_parallel_size=given["parallel"], request_seeds=False),
     )
     assert type(make_engine(trainer)).__name__ == engine

@@ -91,17 +91,6 @@ def test_they_do_not_depend_on_the_forward_passes(windowed, way):
         torch.testing.assert_close(one.statistics[need], other.statistics[need])
 
 
-def test_a_head_that_takes_all_positions_is_read_at_the_labelled_ones(monkeypatch):
-    """As on devices that want static shapes."""
-    (model,), batch = fused(make_model()), cut(windowed=True)
-    statistics = asked(model, batch)
-    compact = score_turns(model, batch, statistics=statistics).statistics
-    monkeypatch.setattr("epo_trl.scoring.turn_forward.compact_scoring", lambda: torch.no_grad())
-    every = score_turns(model, batch, statistics=statistics).statistics
-    for need in PLAIN:
-        torch.testing.assert_close(every[need], compact[need])
-
-
 @pytest.mark.parametrize("autocast", [True, False])
 def test_they_take_half_precision_and_give_single(autocast):
     whole, batch = make_model(), cut(windowed=True)

@@ -97,11 +97,6 @@ class Methods(dict[str, Method]):
         """Names of the methods that use the reference policy."""
         return [name for name, method in self.items() if Need.FEATURES in method.needs or method.reference_statistics]
 
-    @property
-    def has_token_head(self) -> bool:
-        """Whether the critic has a second head, for the values inside a turn."""
-        return any(method.token_weight for method in self.values())
-
     def overriding(self, hook: str) -> list[str]:
         """Returns the names of the methods that override a hook of `Method`."""
         return [name for name, method in self.items() if getattr(type(method), hook) is not getattr(Method, hook)]

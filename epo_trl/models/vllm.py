@@ -35,13 +35,9 @@ def request_params(**settings: Any) -> Any:
 class VllmRequests(Engine):
     """Asks a vLLM in this process: each step of its scheduler adds a token to all running responses."""
 
-    def __init__(self) -> None:
+    def __init__(self, llm_engine: Any) -> None:
+        self.llm_engine = llm_engine  # of a `vllm.LLM`
         self._pending: set[str] = set()
-
-    @property
-    @abstractmethod
-    def llm_engine(self) -> Any:
-        """The `llm_engine` of a `vllm.LLM`."""
 
     @abstractmethod
     def make_params(self, number: int) -> Any:
@@ -114,7 +110,7 @@ class VllmPolicy(VllmRequests):
     """Samples responses with a `vllm.LLM`, an engine without a barrier. `eos_ids` end a response, which has them."""
 
     def __init__(self, llm: Any, eos_ids: list[int], *, max_new_tokens: int, temperature: float):
-        super().__init__()
+        super().__init__(llm.llm_engine)
         self.llm = llm
         self.eos_ids = eos_ids
         self._sampling = {"stop_token_ids": eos_ids, "max_tokens": max_new_tokens, "temperature": temperature}
@@ -129,11 +125,6 @@ class VllmPolicy(VllmRequests):
         other = copy.copy(self)
         other._seeds, other._episodes = RequestSeeds(str(seed)), episodes
         return other
-
-    @property
-    def llm_engine(self) -> Any:
-        """The engine of `llm`."""
-        return self.llm.llm_engine
 
     def make_params(self, number: int) -> Any:
         """Returns the parameters of the next request of an episode."""

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import trl.trainer.utils as trl_utils
-from torch import Tensor
 
 from epo_trl.changed import changed
 from epo_trl.methods.lm_head import LMHead
@@ -23,30 +22,24 @@ _Result = TypeVar("_Result")
 
 
 def compact_scoring() -> AbstractContextManager[None]:
-    """Makes TRL's fused LM head skip unlabelled positions on a CPU too; most positions here are unlabelled.
+    """Makes TRL's fused LM head skip unlabelled positions on every device; most positions here are unlabelled.
 
-    TRL skips them only on Triton devices. Its alternative keeps shapes static for compilers that need it, which a CPU
-    does not. TRL uses the patched name in `trl.trainer.utils` only for this choice.
+    TRL skips them only on Triton devices, and uses the patched name in `trl.trainer.utils` only for this choice.
     """
-    original = trl_utils._use_triton
-    return changed(trl_utils, _use_triton=lambda device: device.type == "cpu" or original(device))
+    return changed(trl_utils, _use_triton=lambda device: True)
 
 
 @contextmanager
-def at_head(compute: Callable[[LMHead], _Result], scored: Tensor) -> Iterator[list[_Result]]:
+def at_head(compute: Callable[[LMHead], _Result]) -> Iterator[list[_Result]]:
     """Calls `compute` in each forward with `fused_lm_head=True` and yields the list of its results.
 
-    Args:
-        compute: Function of the head's input at the labelled positions, row by row.
-        scored: Indices, (m,), into the flattened (n, l - 1) where the next token has a label, in ascending order.
+    Inside `compact_scoring` it gets the head's input at the labelled positions, row by row.
     """
     found: list[_Result] = []
     original = trl_utils._ChunkedLogProbFunction
 
     def apply(*args: Any) -> Any:
         hidden, weight, bias, _, temperature, _, softcap, scale, *_ = args
-        if len(hidden) != len(scored):  # devices where the head scores all positions
-            hidden = hidden[scored.to(hidden.device)]
         gathered = trl_utils.maybe_gather_lm_head_ctx
         found.append(compute(LMHead(hidden, weight, bias, temperature, softcap, scale, gathered)))
         return original.apply(*args)

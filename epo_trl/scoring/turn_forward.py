@@ -158,7 +158,7 @@ def _reading(
     def compute(head: LMHead) -> dict[str, Tensor]:
         return {name: statistic(head, one.tokens) for name, statistic in statistics.items()}
 
-    with compact_scoring(), _keeping_router_outputs() as routed, at_head(compute, one.scored) as at_tokens:
+    with compact_scoring(), _keeping_router_outputs() as routed, at_head(compute) as at_tokens:
         yield at_tokens, routed
 
 

@@ -83,7 +83,7 @@ class VllmEngine(VllmRequests, PolicyEngine):
     """A vLLM in the process of each rank."""
 
     def __init__(self, trainer: GRPOTrainer):
-        VllmRequests.__init__(self)
+        VllmRequests.__init__(self, trainer.vllm_generation.llm.llm_engine)
         PolicyEngine.__init__(self, trainer)
 
     @contextmanager
@@ -96,11 +96,6 @@ class VllmEngine(VllmRequests, PolicyEngine):
                 yield
             finally:
                 self.drop_requests()
-
-    @property
-    def llm_engine(self) -> Any:
-        """The engine of TRL's vLLM."""
-        return self._trainer.vllm_generation.llm.llm_engine
 
     def make_params(self, number: int) -> Any:
         """Returns the parameters of the next request of an episode."""

@@ -274,10 +274,10 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
         return self.step.compare(rewards, self.reward_weights, self.multi_objective_aggregation)
 
     def _method_batch(self, step: RLStep, inputs: dict[str, Any]) -> Batch:
-        """Returns what the methods assign advantages to. Subclasses add further scores to `step` before."""
+        """Returns what the methods assign advantages to. Subclasses add further scores."""
         reference = partial(reference_model, self.model, self.ref_model)
-        step.score(inputs, self.methods, self.scorer, self.model, reference)
-        return step.batch(inputs, self.rl_step, self.total_rl_steps)
+        steps = {"rl_step": self.rl_step, "total_rl_steps": self.total_rl_steps}
+        return step.batch(inputs, self.methods, self.scorer, self.model, reference, **steps)
 
     def _advantages(self, step: RLStep, batch: Batch) -> Tensor:
         """Returns the credit's (B, T) advantages. Subclasses add further targets to `step` here."""

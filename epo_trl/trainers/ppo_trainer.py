@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class EPOPPOTrainer(EPOTrainer):
             args,
             backbone=backbone,
             peft_config=kwargs.get("peft_config"),
-            token_head=self.methods.has_token_head,
+            token_head=any(method.token_weight for method in self.methods.values()),
         )
         self.critic = critic if self.is_deepspeed_enabled else critic.to(self.accelerator.device)
         attach_critic(self.model, self.critic)
@@ -69,11 +70,11 @@ class EPOPPOTrainer(EPOTrainer):
     @torch.no_grad()
     def _method_batch(self, step: RLStep, inputs: dict[str, Any]) -> Batch:
         size, states = self.args.per_device_train_batch_size, self._final_states(step.episodes)
-        step.critic = CriticValues(
+        critic = CriticValues(
             self.scorer.values(self.model, row_ids(inputs), step.layout),
             final_values(self.model, states, size, self.accelerator.device, self.accelerator.autocast),
         )
-        return super()._method_batch(step, inputs)
+        return replace(super()._method_batch(step, inputs), critic=critic)
 
     def _final_states(self, episodes: list[Episode]) -> list[list[int]]:
         """Returns the token ids of the state that each episode was truncated in, `[]` if it is not bootstrapped."""

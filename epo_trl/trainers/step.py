@@ -3,8 +3,7 @@
     step = RLStep.lay_out(episodes, ...)         # a row of TRL's batch for each episode; its turns are segments
     step.to_rollout_output()                     # inside TRL, its `rollout_func`: the rows, as if it had made them
     rewards = step.compare(rewards)              # inside TRL, when it has rewards: which of them count
-    step.score(inputs, methods, scorer, ...)     # behaviour policy, reference nucleus, features of the turns
-    batch = step.batch(inputs, ...)              # what the methods assign advantages to
+    batch = step.batch(inputs, methods, ...)     # what the methods assign advantages to, scored as they need it
     advantages = methods.credit(batch).advantages
     advantages = step.modify(methods, advantages, batch)
     part = step.part(inputs, args, passes)       # for each micro-batch: what its loss reads
@@ -25,7 +24,7 @@ from torch import Tensor
 from trl.trainer.utils import pad
 
 from epo_trl.devices import to_device
-from epo_trl.methods import Batch, Comm, CriticValues, Methods, Need, TokenScores, TurnFeatures
+from epo_trl.methods import Batch, Comm, Methods, Need, TokenScores
 from epo_trl.methods.stack import Annotations
 from epo_trl.rollout import ContextBuilder, episode_to_row
 from epo_trl.rollout.rows import Row
@@ -54,9 +53,6 @@ class RLStep:
         num_episodes: Number of episodes with a token in the loss, over all ranks.
         scored: Scores of the rows in each call by TRL while the batch is collected.
         scores: Scores under the behaviour policy, if a method or a later update needs them.
-        reference: (B, T, ...) statistics of the reference policy while advantages are assigned, by method and name.
-        features: Hidden states of the turns while advantages are assigned, if a method needs them.
-        critic: Values while advantages are assigned, with a critic.
         targets: What the critic is trained on.
         value_sums: Sums over the micro-batches: the value loss, the number of clipped values, that of decision points.
         annotations: (B, T) tensors of the rows, by method and name.
@@ -72,9 +68,6 @@ class RLStep:
     num_episodes: Tensor | None = None
     scored: list[TokenScores] = field(default_factory=list)
     scores: TokenScores | None = None
-    reference: Mapping[str, Tensor] = field(default_factory=dict)
-    features: TurnFeatures | None = None
-    critic: CriticValues | None = None
     targets: ValueTargets | None = None
     value_sums: Tensor | None = None
     annotations: Annotations = field(default_factory=dict)
@@ -136,34 +129,34 @@ class RLStep:
         return rewards
 
     @torch.no_grad()
-    def score(
+    def batch(
         self,
         inputs: Inputs,
         methods: Methods,
         scorer: RowScorer,
         policy: Any,
-        reference: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
-        """Counts the episodes in the loss, and scores the rows as the methods need it. Collective.
+        reference_policy: Callable[[], AbstractContextManager[Any]],
+        *,
+        rl_step: int,
+        total_rl_steps: int,
+    ) -> Batch:
+        """Returns what the methods assign advantages to: scores the rows as the methods need it. Collective.
 
-        `reference` returns a context manager of the reference model.
+        `reference_policy` returns a context manager of the reference model.
         """
         # Rows without a token in the loss (aborted, or masked by `mask_truncated_completions`) do not count.
         self.num_episodes = self.ranks.sum(response_mask(inputs).any(1).sum().float())
-        ids = row_ids(inputs)
+        ids, reference, features = row_ids(inputs), {}, None
         if "old_per_token_logps" in inputs:  # TRL scores the policy before the reference model
             self.scores = self.scored[0]
         elif methods.need(Need.SCORES):
             self.scores = scorer.score(policy, ids, self.layout)[0]
         if methods.head_statistics("reference_statistics"):
-            with reference() as model:
-                self.reference = scorer.reference(model, ids, self.layout)
+            with reference_policy() as model:
+                reference = scorer.reference(model, ids, self.layout)
         if methods.need(Need.FEATURES):
-            with reference() as model:
-                self.features = scorer.features(model, ids, self.layout)
-
-    def batch(self, inputs: Inputs, rl_step: int, total_rl_steps: int) -> Batch:
-        """Returns what the methods assign advantages to."""
+            with reference_policy() as model:
+                features = scorer.features(model, ids, self.layout)
         device, count = inputs["advantages"].device, len(self.episodes)
         assert self.equal is not None
         return Batch(
@@ -177,9 +170,8 @@ class RLStep:
             rl_step=rl_step,
             total_rl_steps=total_rl_steps,
             scores=self.scores,
-            critic=self.critic,
-            turn_features=self.features,
-            reference=self.reference,
+            turn_features=features,
+            reference=reference,
         )
 
     @property
@@ -192,7 +184,7 @@ class RLStep:
     def modify(self, methods: Methods, advantages: Tensor, batch: Batch) -> Tensor:
         """Returns the (B, T) advantages as the methods modify them, and keeps the annotations of the rows."""
         advantages, self.annotations = methods.modify_advantages(advantages, batch)
-        self.scored, self.reference, self.features, self.critic = [], {}, None, None
+        self.scored = []
         return advantages
 
     @property
