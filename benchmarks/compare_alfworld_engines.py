@@ -29,7 +29,7 @@ from epo_trl.envs.alfworld.env import Opened, Play
 from epo_trl.envs.alfworld.game_files import Game, find_games, load_game
 from epo_trl.envs.alfworld.pddl import TASK_TYPES
 from epo_trl.envs.alfworld.scene import Scene
-from epo_trl.envs.alfworld.textworld_engine import TextWorldEngine
+from epo_trl.envs.alfworld.textworld_engine import TextWorldEngine, TextWorldPlay
 from epo_trl.envs.base import EnvError, Info
 
 POLICIES = {"random": 0.0, "expert": 1.0, "mixed": 0.5}  # share of the expert's turns
@@ -205,10 +205,13 @@ class CachedTextWorld(TextWorldEngine):
         self._changes.close()
         self.close()
 
-    def _load(self, game: Game) -> None:
-        super()._load(game)
-        grammar = self._env.unwrapped._logic.grammar
-        grammar.derive = _once_per_wording(grammar.derive)
+    def start(self, game: Game) -> TextWorldPlay:
+        fresh = game != self._loaded
+        play = super().start(game)
+        if fresh:
+            grammar = self._env.unwrapped._logic.grammar
+            grammar.derive = _once_per_wording(grammar.derive)
+        return play
 
 
 def _copy_context(context: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from epo_trl.envs.alfworld.game_files import DESCRIPTION_FILE, GAME_FILE, SPLIT_FOLDERS, Game
 from epo_trl.envs.alfworld.rooms import DATA, LAMP_STANDS, Location, Receptacle, Room, alfred, fits, thor_id
-from epo_trl.envs.alfworld.task_specs import ROOM_SHARES, Filters, TaskSpec, task_specs_by_object, type_order
+from epo_trl.envs.alfworld.task_specs import ROOM_SHARES, Filters, TaskSpec, task_specs, type_order
 from epo_trl.envs.base import EnvError
 
 SET_FILE = "generated.json"  # beside the games of `write_games`: the arguments they were made from
@@ -90,7 +90,7 @@ def generate(split: str, index: int, seed: int, filters: Filters | None = None) 
     it the object, the target, the room and the places of all objects. A split has any number of games;
     "iid" has tasks that "train" never has, "ood" held-out rooms.
     """
-    choices = task_specs_by_object(split, filters or Filters())
+    choices = task_specs(split, filters or Filters())
     order = type_order(tuple(choices))
     task_type = order[index % len(order)]
     by_room = choices[task_type]

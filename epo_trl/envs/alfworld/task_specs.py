@@ -76,33 +76,25 @@ class Filters:
 
 
 @cache
-def task_specs(split: str, filters: Filters) -> dict[str, tuple[TaskSpec, ...]]:
-    """Returns the task specs of a split by task type, sorted. Types without any are left out.
+def task_specs(split: str, filters: Filters) -> dict[str, dict[str, dict[str, list[TaskSpec]]]]:
+    """Returns the sorted task specs of a split by task type, room type and object kind, leaving out empty types.
 
     Raises:
         EnvError: If no task spec is left, or a requested task type exists in no room of the filters.
     """
-    wanted = filters.task_types or TASK_TYPES
-    found = [spec for spec in _all_specs(filters) if spec.task_type in wanted]
-    impossible = set(filters.task_types or ()) - {spec.task_type for spec in found}
+    wanted, specs = filters.task_types or TASK_TYPES, _all_specs(filters)
+    impossible = set(filters.task_types or ()) - {spec.task_type for spec in specs}
     if impossible:
         raise EnvError(f"task_types: no room of {filters} allows {', '.join(sorted(impossible))}")
-    groups = {kind: tuple(spec for spec in found if spec.task_type == kind and spec.split == split) for kind in wanted}
-    groups = {kind: group for kind, group in groups.items() if group}
-    if not groups:
+    found: dict[str, dict[str, dict[str, list[TaskSpec]]]] = {}
+    for task_type in dict.fromkeys(wanted):
+        for spec in specs:
+            if spec.task_type == task_type and spec.split == split:
+                rooms = found.setdefault(task_type, {})
+                by_object = rooms.setdefault(alfred().rooms[spec.room].room_type, {})
+                by_object.setdefault(spec.object_kind, []).append(spec)
+    if not found:
         raise EnvError(f"{filters} leaves no game of the split {split!r}; use more rooms or task types")
-    return groups
-
-
-@cache
-def task_specs_by_object(split: str, filters: Filters) -> dict[str, dict[str, dict[str, tuple[TaskSpec, ...]]]]:
-    """Returns the task specs of a split by task type, room type and object kind; see `task_specs`."""
-    found: dict[str, dict[str, dict[str, tuple[TaskSpec, ...]]]] = {}
-    for task_type, group in task_specs(split, filters).items():
-        rooms = found.setdefault(task_type, {})
-        for spec in group:
-            by_object = rooms.setdefault(alfred().rooms[spec.room].room_type, {})
-            by_object[spec.object_kind] = (*by_object.get(spec.object_kind, ()), spec)
     return found
 
 

@@ -7,8 +7,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
-from epo_trl.bounds import OneOf, check_bounds, option
-from epo_trl.envs.base import AsyncTextEnv, EnvError, Info
+from epo_trl.bounds import OneOf, option
+from epo_trl.envs.base import NOT_RUNNING, AsyncTextEnv, EnvError, Info
 from epo_trl.envs.scienceworld.host import Host
 from epo_trl.envs.scienceworld.tasks import find_task
 from epo_trl.envs.scienceworld.world import Seen, World
@@ -38,9 +38,6 @@ class EngineRules:
         "Environment reward for failing a task, in place of the engine's score of -100. Other steps are paid the "
         "increase of the score / 100. Both are multiplied by env_reward_weight, which is 0 by default.",
     )
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 @dataclass(slots=True)
@@ -126,7 +123,7 @@ class ScienceWorldEnv(AsyncTextEnv):
         """
         episode = self._episode
         if episode is None:
-            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+            raise EnvError(NOT_RUNNING)
         text = " ".join(action.lower().split())
         seat = self._own_seat()
         self._pending = self._host.submit(lambda: self._go_on(episode, text, seat))
@@ -145,9 +142,7 @@ class ScienceWorldEnv(AsyncTextEnv):
         return self._seat
 
     def _read(self, options: dict[str, Any]) -> tuple[str, int | None]:
-        task_id, limit = options.get("task_id"), options.get("engine_limit")
-        if not isinstance(task_id, str):
-            raise EnvError(f"options: expected a task_id such as 'train/boil/0', got {task_id!r}")
+        task_id, limit = str(options.get("task_id")), options.get("engine_limit")
         find_task(task_id)
         wanted = options.get("simplification", self._rules.simplification)
         if wanted != self._rules.simplification:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from epo_trl.envs.base import EnvError, Info, TextEnv
+from epo_trl.envs.base import NOT_RUNNING, EnvError, Info, TextEnv
 from epo_trl.envs.webshop.reward import Nouns, score_purchase, title_words
 from epo_trl.envs.webshop.session import Session
 
@@ -42,9 +42,7 @@ class WebShopEnv(TextEnv):
         Raises:
             EnvError: If there is no task id, or it is unknown.
         """
-        task_id = (options or {}).get("task_id")
-        if not isinstance(task_id, str):
-            raise EnvError(f"options: expected a task id such as {{'task_id': 'train/0'}}, got {options!r}")
+        task_id = str((options or {}).get("task_id"))
         self._session, self._task_id = self._visit(task_id), task_id
         return self._session.text, self._info(self._session, 0.0, accepted=True)
 
@@ -52,7 +50,7 @@ class WebShopEnv(TextEnv):
         """Returns `(observation, reward, terminated, truncated, info)`."""
         session = self._session
         if session is None or session.page == "done":
-            raise EnvError("step: no episode is running; call reset(options={'task_id': ...}) first")
+            raise EnvError(NOT_RUNNING)
         accepted = session.act(action)
         bought = session.page == "done"
         reward = score_purchase(session.goal, session.item, session.chosen, self._nouns) if bought else 0.0
