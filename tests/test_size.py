@@ -8,7 +8,7 @@ import pytest
 from test_layers import PACKAGE, part_of
 
 ROOT = PACKAGE.parent
-LINES = {"core": 17_191, "games": 4_902, "lab": 3_153, "tests": 28_941, "docs": 4_183}
+LINES = {"core": 17_189, "games": 4_901, "lab": 3_153, "tests": 28_941, "docs": 4_183}
 
 
 def part_of_the_project(path: Path) -> str:

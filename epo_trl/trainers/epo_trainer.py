@@ -276,8 +276,7 @@ class EPOTrainer(OwnModelCard, LongRun, GRPOTrainer):
     def _method_batch(self, step: RLStep, inputs: dict[str, Any]) -> Batch:
         """Returns what the methods assign advantages to. Subclasses add further scores."""
         reference = partial(reference_model, self.model, self.ref_model)
-        steps = {"rl_step": self.rl_step, "total_rl_steps": self.total_rl_steps}
-        return step.batch(inputs, self.methods, self.scorer, self.model, reference, **steps)
+        return step.batch(inputs, self.methods, self.scorer, self.model, reference, self.rl_step, self.total_rl_steps)
 
     def _advantages(self, step: RLStep, batch: Batch) -> Tensor:
         """Returns the credit's (B, T) advantages. Subclasses add further targets to `step` here."""

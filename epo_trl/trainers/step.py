@@ -136,7 +136,6 @@ class RLStep:
         scorer: RowScorer,
         policy: Any,
         reference_policy: Callable[[], AbstractContextManager[Any]],
-        *,
         rl_step: int,
         total_rl_steps: int,
     ) -> Batch:

@@ -86,13 +86,12 @@ def task_specs(split: str, filters: Filters) -> dict[str, dict[str, dict[str, li
     impossible = set(filters.task_types or ()) - {spec.task_type for spec in specs}
     if impossible:
         raise EnvError(f"task_types: no room of {filters} allows {', '.join(sorted(impossible))}")
-    found: dict[str, dict[str, dict[str, list[TaskSpec]]]] = {}
-    for task_type in dict.fromkeys(wanted):
-        for spec in specs:
-            if spec.task_type == task_type and spec.split == split:
-                rooms = found.setdefault(task_type, {})
-                by_object = rooms.setdefault(alfred().rooms[spec.room].room_type, {})
-                by_object.setdefault(spec.object_kind, []).append(spec)
+    found: dict[str, dict[str, dict[str, list[TaskSpec]]]] = {task_type: {} for task_type in wanted}
+    for spec in specs:
+        if spec.task_type in found and spec.split == split:
+            by_object = found[spec.task_type].setdefault(alfred().rooms[spec.room].room_type, {})
+            by_object.setdefault(spec.object_kind, []).append(spec)
+    found = {task_type: rooms for task_type, rooms in found.items() if rooms}
     if not found:
         raise EnvError(f"{filters} leaves no game of the split {split!r}; use more rooms or task types")
     return found
